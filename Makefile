@@ -1,0 +1,74 @@
+# Every target sets up all that it needs, may be repeated, and is quick the second time.
+
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?= smollm2-135m-instruct
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := PIP_CONSTRAINT='$(CURDIR)/constraints.txt' PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install
+RUNTIME := $(VENV)/.pageglass-runtime
+DEV := $(VENV)/.pageglass-dev
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup model browser serve test check fast format bench
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(DEV) model ## environment in .venv, dependencies and the default model
+
+serve: $(RUNTIME) ## serve a model and its live view  [MODEL=name-or-path PORT=8000 HOST=127.0.0.1 ARGS=...]
+	@if [ '$(MODEL)' = smollm2-135m-instruct ]; then $(PY) -m app models fetch; fi
+	@exec $(PY) -m app serve --model '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
+
+test: check model browser ## the checks and the whole test suite, as CI runs them  [ARGS=...]
+	@$(PY) -m pytest $(ARGS)
+
+check: $(DEV) ## lint, format, types, import rules, lengths, vendored files, docs/structure.md
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports --no-logo
+	@$(PY) scripts/check_lengths.py
+	@$(PY) scripts/check_vendor.py
+	@$(PY) scripts/make_structure.py --check
+
+fast: $(DEV) ## only the tests that need no model, no server and no browser
+	@$(PY) -m pytest -q tests/unit tests/property $(ARGS)
+
+format: $(DEV) ## format the code, apply the safe lint fixes, refresh docs/structure.md
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+	@$(PY) scripts/make_structure.py
+
+bench: $(DEV) model ## measure start-up, recording cost, throughput and latency on this machine
+	@$(PY) -m bench.startup
+	@$(PY) -m bench.recording
+	@$(PY) -m bench.serving
+
+model: $(RUNTIME)
+	@$(PY) -m app models fetch
+
+browser:
+	@scripts/ensure_chromium.sh
+
+# PyTorch goes first and by its exact version, so that the packages after it cannot choose another one.
+$(RUNTIME): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Pageglass needs Python 3.11 or newer; set PYTHON=...")'
+	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) \
+	  || { echo "No virtual environment could be made (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	@echo "Installing the dependencies into $(VENV) (a few minutes the first time) ..."
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) -qq --editable .
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo "Installing the development tools into $(VENV) ..."
+	@$(PIP) -qq --editable '.[dev]'
+	@touch $@
