@@ -1,0 +1,99 @@
+"""Engine configuration: asked for, then resolved once against model and machine. Nothing writes to it."""
+
+import msgspec
+
+from engine.errors import ConfigError
+
+MAX_BLOCK_SIZE = 256
+"""A tail block's fill travels in one byte on the wire."""
+
+MAX_NUM_SEQS = 4096
+MAX_NUM_BLOCKS = 2**24
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and policies of one engine; every field is final once the engine is built."""
+
+    block_size: int = 16
+    """Tokens per KV block, 1 to 256."""
+
+    num_blocks: int = 1024
+    """Blocks in the KV pool."""
+
+    max_num_seqs: int = 64
+    """Most sequences in one step."""
+
+    max_num_batched_tokens: int = 512
+    """Most tokens computed in one step; longer prompts are computed in chunks."""
+
+    max_model_len: int = 2048
+    """Most tokens of one sequence, prompt and answer together."""
+
+    max_waiting: int = 1024
+    """Most requests that may wait; more are refused."""
+
+    enable_prefix_caching: bool = True
+    """Whether sequences share blocks that hold the same leading tokens."""
+
+    watermark: float = 0.01
+    """Share of the pool kept free when admitting beside running sequences, so that those can grow."""
+
+    policy: str = "fcfs"
+    """Order in which waiting requests are admitted."""
+
+    preemption: str = "newest-first"
+    """Which running sequence gives way when blocks run out."""
+
+    @property
+    def watermark_blocks(self) -> int:
+        """The watermark in blocks."""
+        return int(self.num_blocks * self.watermark)
+
+    def validate(self) -> None:
+        """Raise `ConfigError` naming the first setting that cannot work."""
+        _check("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _check("num_blocks", self.num_blocks, 1, MAX_NUM_BLOCKS)
+        _check("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
+        _check("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        _check("max_model_len", self.max_model_len, 2, 2**24)
+        _check("max_waiting", self.max_waiting, 1, 2**20)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
+                f"({self.max_num_seqs}): some sequences would not advance; raise the one or lower the other."
+            )
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark is {self.watermark}; allowed: 0 to below 1.")
+
+
+def resolve(
+    config: EngineConfig,
+    *,
+    model_max_len: int,
+    kv_bytes_per_token: int,
+    kv_memory_bytes: int | None,
+) -> EngineConfig:
+    """Return the configuration that will really be used.
+
+    The pool gets as many blocks as `kv_memory_bytes` holds (None: `config.num_blocks` counts).
+    `max_model_len` is lowered to what the model knows and to what the pool can hold, so that any
+    admitted request can run alone. Raises `ConfigError` if not even one block fits.
+    """
+    num_blocks = config.num_blocks
+    if kv_memory_bytes is not None:
+        block_bytes = kv_bytes_per_token * config.block_size
+        num_blocks = min(kv_memory_bytes // block_bytes, MAX_NUM_BLOCKS)
+        if num_blocks < 1:
+            raise ConfigError(
+                f"kv_memory is {kv_memory_bytes} bytes, but one block of {config.block_size} tokens "
+                f"needs {block_bytes}; give more, or a smaller block_size."
+            )
+    max_model_len = min(config.max_model_len, model_max_len, num_blocks * config.block_size)
+    resolved = msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=max_model_len)
+    resolved.validate()
+    return resolved
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} is {value}; allowed: {low} to {high}.")

@@ -1,0 +1,32 @@
+"""Chained block hashes: equal hashes mean equal tokens from the first one on.
+
+hash(block i) = SHA-256(hash(block i - 1) ‖ token ids). The chain starts from a root that holds typed
+extras (today the cache salt), so that sequences with different extras never share. SHA-256 rather
+than a fast hash because a prompt that collides on purpose would read another user's KV (CVE-2025-25183).
+"""
+
+import hashlib
+from array import array
+
+from engine.sequence import Sequence
+
+
+def root_hash(cache_salt: str | None) -> bytes:
+    """Return the chain's start; extras are tagged by kind so that two kinds can never look alike."""
+    if cache_salt is None:
+        return b""
+    return hashlib.sha256(b"salt:" + cache_salt.encode()).digest()
+
+
+def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
+    """Return the 32-byte hash of a full block after `parent`."""
+    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()
+
+
+def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
+    """Hash the sequence's full blocks that have no hash yet."""
+    hashes = sequence.block_hashes
+    for index in range(len(hashes), len(sequence.token_ids) // block_size):
+        parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+        start = index * block_size
+        hashes.append(hash_block(parent, tuple(sequence.token_ids[start : start + block_size])))

@@ -1,0 +1,213 @@
+"""The step record: everything that changed in one step, exact, in order.
+
+The engine's visible state is a pure fold over these records (`engine.snapshot`). Every change of
+state is in exactly one record, and records are numbered without gaps: `kind` STEP is a scheduling
+step, `kind` CONTROL is a change between steps (an abort while idle, say).
+
+All structs are immutable and safe to pass between threads. `gc=False`: they hold no cycles, and 64
+of them a step would otherwise keep the collector busy.
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+
+class RecordKind(IntEnum):
+    """What a record is about."""
+
+    STEP = 0
+    CONTROL = 1
+
+
+class StopReason(IntEnum):
+    """Why the scheduler admitted no further request in this step."""
+
+    QUEUE_EMPTY = 0
+    TOKEN_BUDGET = 1
+    MAX_NUM_SEQS = 2
+    NO_FREE_BLOCKS = 3
+    WATERMARK = 4
+    PRIORITY = 5
+    PREFIX_PENDING = 6
+    PAUSED = 7
+
+
+class BlockOpKind(IntEnum):
+    """What happened to a block."""
+
+    ALLOCATE = 0
+    """Taken from the free list for `slot`; appended to its block table."""
+    LOOKAHEAD = 1
+    """Like ALLOCATE, ahead of need."""
+    STORE = 2
+    """Full and written: its hash is published (`arg` = first 8 bytes of the hash) and it can be shared."""
+    HIT = 3
+    """Found in the prefix cache for `slot`; appended to its block table."""
+    FREE = 4
+    """Removed from the block table of `slot`; `arg` is a `FreeCause`."""
+    EVICT = 5
+    """A cached, unused block lost its hash because its memory was needed; `slot` = its last owner."""
+    SWAP_OUT = 6
+    """Copied to the host pool (`arg` = host block)."""
+    SWAP_IN = 7
+    """Copied back from the host pool (`arg` = host block)."""
+
+
+class FreeCause(IntEnum):
+    """Why a sequence gave a block back."""
+
+    FINISHED = 0
+    PREEMPTED = 1
+    ABORTED = 2
+    UNUSED_LOOKAHEAD = 3
+
+
+class BlockOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One operation on one block, on behalf of the sequence in `slot` (-1: nobody)."""
+
+    kind: int
+    block_id: int
+    slot: int
+    arg: int = 0
+
+
+class BatchEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sequence's share of the step.
+
+    Tokens [num_computed_before, num_computed_before + num_scheduled) were computed. `token_id` is
+    the token sampled at the end, -1 when the chunk did not reach the sequence's last token.
+    """
+
+    seq_id: int
+    slot: int
+    num_computed_before: int
+    num_scheduled: int
+    token_id: int = -1
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether to show it as decode: one token, the last known one. Everything else is prefill."""
+        return self.num_scheduled == 1 and self.token_id >= 0
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived", gc=False):
+    """A request was queued. `t_ns`: Unix time in ns at which the engine took it."""
+
+    seq_id: int
+    request_id: str
+    choice_index: int
+    num_prompt_tokens: int
+    max_tokens: int
+    t_ns: int
+
+
+class Admitted(msgspec.Struct, frozen=True, tag="admitted", gc=False):
+    """A waiting sequence got a slot and blocks.
+
+    `num_tokens` were to be computed, `num_cached_tokens` of them came from the prefix cache.
+    `resumed`: it had been preempted before.
+    """
+
+    seq_id: int
+    slot: int
+    num_tokens: int
+    num_cached_tokens: int
+    resumed: bool
+
+
+class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
+    """A running sequence lost its blocks and waits again.
+
+    `candidates`: every sequence that could have been the victim with the policy's score; the
+    lowest score is taken. `beneficiary`: the sequence whose need caused it.
+    """
+
+    seq_id: int
+    slot: int
+    policy: str
+    mode: str
+    num_tokens_lost: int
+    num_blocks_freed: int
+    beneficiary: int
+    candidates: list[tuple[int, float]]
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished", gc=False):
+    """A sequence ended. `slot` is -1 when it was waiting."""
+
+    seq_id: int
+    slot: int
+    reason: str
+    num_output_tokens: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected", gc=False):
+    """A request was refused before it was queued."""
+
+    request_id: str
+    choice_index: int
+    num_prompt_tokens: int
+    code: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset", gc=False):
+    """The engine failed and was rebuilt: no sequences, all blocks free and blank."""
+
+    error: str
+
+
+Event = Arrived | Admitted | Preempted | Finished | Rejected | Reset
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that changed in step `step`.
+
+    `t_ns` is the start in Unix nanoseconds. Durations are in nanoseconds: `schedule_ns` deciding,
+    `forward_ns` the model, `sample_ns` choosing tokens, `host_ns` all the rest of the step.
+    Counts (`num_*`) are those after the step; `num_free` are blank blocks, `num_cached` unreferenced
+    blocks with a hash, `num_used` referenced blocks, and the three add up to the pool.
+    `prefix_pending` are the waiting sequences that wait for a running one to finish computing their
+    shared prefix; every other waiting sequence waits for `stop_reason`.
+    """
+
+    step: int
+    kind: int
+    t_ns: int
+    schedule_ns: int
+    forward_ns: int
+    sample_ns: int
+    host_ns: int
+    batch: list[BatchEntry]
+    block_ops: list[BlockOp]
+    events: list[Event]
+    stop_reason: int
+    prefix_pending: list[int]
+    token_budget: int
+    num_running: int
+    num_waiting: int
+    num_free: int
+    num_cached: int
+    num_used: int
+
+
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the caller of the engine gets for one sequence from one step.
+
+    `token_id` is -1 when the sequence ended without a new token. `finish_reason` is None while it
+    goes on. `num_cached_tokens` is that of the first admission.
+    """
+
+    seq_id: int
+    request_id: str
+    choice_index: int
+    token_id: int
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """One record and the tokens that came with it."""
+
+    record: StepRecord
+    outputs: list[TokenOutput]

@@ -1,0 +1,34 @@
+"""What the engine core needs of a model: one call a step."""
+
+from typing import Protocol
+
+import msgspec
+
+from engine.scheduling.output import SchedulerOutput
+
+
+class ModelRunnerOutput(msgspec.Struct, frozen=True, gc=False):
+    """Result of one step.
+
+    `token_ids[i]` belongs to `scheduler_output.scheduled[i]`; -1 where nothing was sampled.
+    Durations are in nanoseconds.
+    """
+
+    token_ids: list[int]
+    forward_ns: int
+    sample_ns: int
+
+
+class ModelRunner(Protocol):
+    """Computes a step. Owns the weights and the KV tensors; decides nothing."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute all scheduled tokens, write their KV, sample where `needs_sampling`."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all KV (after a failed step)."""
+        ...

@@ -1,0 +1,104 @@
+"""One generation inside the engine. Only the scheduler and the KV cache manager change it."""
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+
+class SequenceStatus(IntEnum):
+    """Where a sequence is. A preempted sequence is waiting again."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; each sequence gets exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is handed to the engine: one choice of one API request.
+
+    Choices of the same request share `request_id` and differ in `choice_index`. `cache_salt` keeps
+    prefix-cache sharing inside a group: only sequences with equal salts share blocks.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    choice_index: int = 0
+    cache_salt: str | None = None
+
+
+class Sequence:
+    """State of one generation.
+
+    `token_ids` holds the prompt and then the generated tokens. `num_computed_tokens` of them have
+    their KV in the blocks of `block_table` (block i holds tokens [i * block_size, (i + 1) *
+    block_size)). `num_cached_tokens` of those came from the prefix cache at the last admission.
+    `slot` is a small number below max_num_seqs while running (it names the sequence's colour and
+    row), -1 otherwise. `block_hashes` are the chained hashes of its full blocks, extended as needed.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "cache_salt",
+        "choice_index",
+        "last_slot",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "request_id",
+        "sampling_params",
+        "seq_id",
+        "slot",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(self, seq_id: int, request: EngineRequest, max_tokens: int) -> None:
+        """Start a waiting sequence; `max_tokens` is what fits, at most what was asked."""
+        self.seq_id = seq_id
+        self.request_id = request.request_id
+        self.choice_index = request.choice_index
+        self.cache_salt = request.cache_salt
+        self.sampling_params = request.sampling_params
+        self.max_tokens = max_tokens
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.status = SequenceStatus.WAITING
+        self.slot = -1
+        self.last_slot = -1
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def __repr__(self) -> str:
+        """Show what matters when a test fails."""
+        return (
+            f"Sequence({self.seq_id}, {self.status.name}, tokens={self.num_tokens}, "
+            f"computed={self.num_computed_tokens}, blocks={self.block_table})"
+        )

@@ -1,0 +1,399 @@
+"""The engine's visible state as a pure fold over step records.
+
+`EngineSnapshot.apply(record)` is the only way the state moves: the live page, replay and the tests
+use the same fold, and `engine.core` can make a snapshot of its own books to compare it with.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import EngineInvariantError
+from engine.records import (
+    Admitted,
+    Arrived,
+    BatchEntry,
+    BlockOp,
+    BlockOpKind,
+    Event,
+    Finished,
+    Preempted,
+    Rejected,
+    Reset,
+    StepRecord,
+    StopReason,
+)
+from engine.sequence import FinishReason
+
+
+class BlockState(IntEnum):
+    """What a block is to the eye."""
+
+    FREE = 0
+    """Blank."""
+    CACHED = 1
+    """Unreferenced, but can be found by hash until it is evicted."""
+    ACTIVE = 2
+    """Held by one sequence, full."""
+    TAIL = 3
+    """Held by one sequence, not full."""
+    SHARED = 4
+    """Held by two or more sequences."""
+    RESERVED = 5
+    OFFLOADED = 6
+
+
+class BlockView(msgspec.Struct, frozen=True, gc=False):
+    """One block. `slot`: the oldest holder's, for a cached block the last holder's, else -1.
+
+    `owner` is the oldest holder's seq_id or -1; `filled` counts tokens; `hash` is the first 8 bytes of
+    the block hash, 0 without one.
+    """
+
+    state: BlockState
+    ref_cnt: int
+    slot: int
+    owner: int
+    filled: int
+    hash: int
+
+
+class SequenceView(msgspec.Struct):
+    """One open sequence; `slot` is -1 while it waits, `reason` says for what."""
+
+    seq_id: int
+    request_id: str
+    choice_index: int
+    num_prompt_tokens: int
+    max_tokens: int
+    arrived_ns: int
+    num_tokens: int
+    slot: int = -1
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: list[int] = []
+    reason: str | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Generated tokens."""
+        return self.num_tokens - self.num_prompt_tokens
+
+
+class Totals(msgspec.Struct):
+    """Counts since the first record."""
+
+    num_arrived: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_rejected: int = 0
+    num_preemptions: int = 0
+    num_evictions: int = 0
+    num_lookup_tokens: int = 0
+    """Prompt tokens of first admissions."""
+    num_hit_tokens: int = 0
+    """Of those, found in the prefix cache."""
+    num_tokens_lost: int = 0
+    """Computed tokens thrown away by preemptions."""
+    num_recomputed_tokens: int = 0
+    """Tokens that had to be computed again after a preemption: lost ones less those still cached."""
+    num_prefill_tokens: int = 0
+    """Tokens computed to build context: prompts and recomputation."""
+    num_output_tokens: int = 0
+    num_resets: int = 0
+
+
+class EngineSnapshot:
+    """State after step `step`. Not thread-safe; one owner folds it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start before the first record: no sequences, all blocks blank."""
+        self.config = config
+        self.step = 0
+        self.t_ns = 0
+        self.last_record: StepRecord | None = None
+        self.last_batch: StepRecord | None = None
+        self.totals = Totals()
+        self._clear()
+
+    def _clear(self) -> None:
+        num_blocks = self.config.num_blocks
+        self.sequences: dict[int, SequenceView] = {}
+        self.num_free, self.num_cached, self.num_used = num_blocks, 0, 0
+        self._running: dict[int, SequenceView] = {}  # by seq_id, in order of admission
+        self._by_slot: dict[int, int] = {}  # slot -> seq_id
+        self._holders: dict[int, list[int]] = {}  # block -> slots, oldest first; only held blocks
+        self._tables: dict[int, list[int]] = {}  # slot -> blocks
+        self._filled = [0] * num_blocks
+        self._hashes = [0] * num_blocks
+        self._last_slot = [-1] * num_blocks
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def running(self) -> list[SequenceView]:
+        """Sequences with a slot, in order of admission."""
+        return list(self._running.values())
+
+    @property
+    def waiting(self) -> list[SequenceView]:
+        """Sequences without a slot, in order of arrival."""
+        return sorted(
+            (view for view in self.sequences.values() if view.slot < 0), key=lambda view: view.seq_id
+        )
+
+    def block(self, block_id: int) -> BlockView:
+        """Describe one block."""
+        holders = self._holders.get(block_id)
+        if holders is None:
+            if self._hashes[block_id]:
+                state, slot, filled = BlockState.CACHED, self._last_slot[block_id], self._filled[block_id]
+            else:
+                state, slot, filled = BlockState.FREE, -1, 0
+            return BlockView(state, 0, slot, -1, filled, self._hashes[block_id])
+        filled = self._filled[block_id]
+        if len(holders) > 1:
+            state = BlockState.SHARED
+        else:
+            state = BlockState.ACTIVE if filled == self.config.block_size else BlockState.TAIL
+        owner = self._by_slot[holders[0]]
+        return BlockView(state, len(holders), holders[0], owner, filled, self._hashes[block_id])
+
+    def to_dict(self, *, with_blocks: bool = True) -> dict[str, Any]:
+        """Return the state as JSON-able data (`GET /api/engine/state`)."""
+        state: dict[str, Any] = {
+            "step": self.step,
+            "t_ns": self.t_ns,
+            "config": msgspec.to_builtins(self.config),
+            "counts": {
+                "total": self.config.num_blocks,
+                "free": self.num_free,
+                "cached": self.num_cached,
+                "used": self.num_used,
+            },
+            "running": [_sequence_to_dict(view) for view in self._running.values()],
+            "waiting": [_sequence_to_dict(view) for view in self.waiting],
+            "batch": _batch_to_dict(self.last_batch),
+            "totals": msgspec.to_builtins(self.totals),
+        }
+        if with_blocks:
+            state["blocks"] = [self.block_to_dict(block_id) for block_id in range(self.config.num_blocks)]
+        return state
+
+    def block_to_dict(self, block_id: int) -> dict[str, Any]:
+        """Return one entry of `to_dict()["blocks"]`."""
+        view = self.block(block_id)
+        return {
+            "id": block_id,
+            "state": view.state.name.lower(),
+            "ref_cnt": view.ref_cnt,
+            "owner": self.sequences[view.owner].request_id if view.owner >= 0 else None,
+            "slot": view.slot,
+            "filled": view.filled,
+            "hash": f"{view.hash:016x}" if view.hash else None,
+        }
+
+    # ------------------------------------------------------------------ folding
+
+    def apply(self, record: StepRecord) -> set[int]:
+        """Move to the state after `record`; return the blocks that may look different.
+
+        Raises `EngineInvariantError` if a record is missing or its counts contradict the fold.
+        """
+        if record.step != self.step + 1:
+            raise EngineInvariantError(f"record {record.step} does not follow {self.step}")
+        self.step, self.t_ns, self.last_record = record.step, record.t_ns, record
+        changed: set[int] = set()
+        for op in record.block_ops:
+            self._apply_block_op(op)
+            changed.add(op.block_id)
+        for event in record.events:
+            self._apply_event(event)
+            if isinstance(event, Reset):
+                changed.update(range(self.config.num_blocks))
+        for entry in record.batch:
+            self._apply_batch_entry(entry, changed)
+        if record.batch:
+            self.last_batch = record
+        self._apply_waiting_reasons(record)
+        counts = (self.num_free, self.num_cached, self.num_used)
+        if counts != (record.num_free, record.num_cached, record.num_used):
+            raise EngineInvariantError(
+                f"step {record.step}: free/cached/used blocks are {counts} in the fold, "
+                f"{(record.num_free, record.num_cached, record.num_used)} in the record"
+            )
+        return changed
+
+    def _apply_block_op(self, op: BlockOp) -> None:
+        block_id = op.block_id
+        match op.kind:
+            case BlockOpKind.ALLOCATE | BlockOpKind.LOOKAHEAD:
+                self._hold(block_id, op.slot)
+                self.num_free -= 1
+                self.num_used += 1
+            case BlockOpKind.HIT:
+                if self._hold(block_id, op.slot):
+                    self.num_cached -= 1
+                    self.num_used += 1
+            case BlockOpKind.STORE:
+                self._hashes[block_id] = op.arg
+                self._filled[block_id] = self.config.block_size
+            case BlockOpKind.FREE:
+                self._release(block_id, op.slot)
+            case BlockOpKind.EVICT:
+                self._hashes[block_id] = 0
+                self._filled[block_id] = 0
+                self.num_cached -= 1
+                self.num_free += 1
+                self.totals.num_evictions += 1
+            case _:
+                raise EngineInvariantError(f"unknown block operation {op.kind}")
+
+    def _hold(self, block_id: int, slot: int) -> bool:
+        """Append the block to the slot's table; return whether it was unreferenced."""
+        holders = self._holders.setdefault(block_id, [])
+        holders.append(slot)
+        self._tables.setdefault(slot, []).append(block_id)
+        return len(holders) == 1
+
+    def _release(self, block_id: int, slot: int) -> None:
+        holders = self._holders[block_id]
+        holders.remove(slot)
+        table = self._tables[slot]
+        if table[-1] == block_id:  # the usual case: tables are given back tail first
+            table.pop()
+        else:
+            table.remove(block_id)
+        self._last_slot[block_id] = slot
+        if not holders:
+            del self._holders[block_id]
+            self.num_used -= 1
+            if self._hashes[block_id]:
+                self.num_cached += 1
+            else:
+                self.num_free += 1
+                self._filled[block_id] = 0
+
+    def _apply_batch_entry(self, entry: BatchEntry, changed: set[int]) -> None:
+        end = entry.num_computed_before + entry.num_scheduled
+        if entry.token_id >= 0:
+            self.totals.num_output_tokens += 1
+        if not entry.is_decode:
+            self.totals.num_prefill_tokens += entry.num_scheduled
+        view = self.sequences.get(entry.seq_id)
+        if view is None:  # it ended in this step and its blocks are gone
+            return
+        view.num_computed_tokens = end
+        view.num_tokens += entry.token_id >= 0
+        block_size = self.config.block_size
+        first, last = entry.num_computed_before // block_size, (end - 1) // block_size
+        for index in range(first, last + 1):
+            block_id = view.block_table[index]
+            self._filled[block_id] = min(block_size, end - index * block_size)
+            changed.add(block_id)
+
+    def _apply_event(self, event: Event) -> None:
+        totals = self.totals
+        match event:
+            case Arrived():
+                totals.num_arrived += 1
+                self.sequences[event.seq_id] = SequenceView(
+                    seq_id=event.seq_id,
+                    request_id=event.request_id,
+                    choice_index=event.choice_index,
+                    num_prompt_tokens=event.num_prompt_tokens,
+                    max_tokens=event.max_tokens,
+                    arrived_ns=event.t_ns,
+                    num_tokens=event.num_prompt_tokens,
+                )
+            case Admitted():
+                self._admit(event)
+            case Preempted():
+                totals.num_preemptions += 1
+                totals.num_tokens_lost += event.num_tokens_lost
+                view = self._leave_slot(event.seq_id)
+                view.num_preemptions += 1
+                view.num_computed_tokens = 0
+            case Finished():
+                self._leave_slot(event.seq_id)
+                del self.sequences[event.seq_id]
+                totals.num_aborted += event.reason == FinishReason.ABORT
+                totals.num_failed += event.reason == FinishReason.ERROR
+                totals.num_finished += event.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            case Rejected():
+                totals.num_rejected += 1
+            case Reset():
+                totals.num_resets += 1
+                self._clear()
+
+    def _admit(self, event: Admitted) -> None:
+        view = self.sequences[event.seq_id]
+        view.slot = event.slot
+        view.reason = None
+        view.block_table = self._tables.setdefault(event.slot, [])
+        view.num_computed_tokens = event.num_cached_tokens
+        if event.resumed:
+            self.totals.num_recomputed_tokens += event.num_tokens - event.num_cached_tokens
+        else:
+            view.num_cached_tokens = event.num_cached_tokens
+            self.totals.num_lookup_tokens += event.num_tokens
+            self.totals.num_hit_tokens += event.num_cached_tokens
+        self._running[event.seq_id] = view
+        self._by_slot[event.slot] = event.seq_id
+
+    def _leave_slot(self, seq_id: int) -> SequenceView:
+        view = self.sequences[seq_id]
+        if view.slot >= 0:
+            del self._running[seq_id]
+            if self._by_slot.get(view.slot) == seq_id:
+                del self._by_slot[view.slot]
+            view.slot = -1
+            view.block_table = []
+        return view
+
+    def _apply_waiting_reasons(self, record: StepRecord) -> None:
+        if record.num_waiting == 0:
+            return
+        pending = set(record.prefix_pending)
+        reason = StopReason(record.stop_reason).name.lower()
+        for view in self.sequences.values():
+            if view.slot < 0:
+                view.reason = StopReason.PREFIX_PENDING.name.lower() if view.seq_id in pending else reason
+
+
+def _sequence_to_dict(view: SequenceView) -> dict[str, Any]:
+    data: dict[str, Any] = msgspec.to_builtins(view)
+    data["num_output_tokens"] = view.num_output_tokens
+    data["num_blocks"] = len(view.block_table)
+    return data
+
+
+def _batch_to_dict(record: StepRecord | None) -> dict[str, Any] | None:
+    """Describe the newest step that computed something."""
+    if record is None:
+        return None
+    return {
+        "step": record.step,
+        "t_ns": record.t_ns,
+        "schedule_ms": record.schedule_ns / 1e6,
+        "forward_ms": record.forward_ns / 1e6,
+        "sample_ms": record.sample_ns / 1e6,
+        "host_ms": record.host_ns / 1e6,
+        "stop_reason": StopReason(record.stop_reason).name.lower(),
+        "token_budget": record.token_budget,
+        "num_scheduled_tokens": sum(entry.num_scheduled for entry in record.batch),
+        "entries": [
+            {
+                "seq_id": entry.seq_id,
+                "slot": entry.slot,
+                "kind": "decode" if entry.is_decode else "prefill",
+                "num_computed_before": entry.num_computed_before,
+                "num_scheduled": entry.num_scheduled,
+            }
+            for entry in record.batch
+        ],
+    }

@@ -1,0 +1,56 @@
+"""Configuration: ranges, and what is resolved against model and memory."""
+
+import inspect
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig, resolve
+from engine.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_size", 0),
+        ("block_size", 257),
+        ("num_blocks", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 63),
+        ("max_model_len", 1),
+        ("max_waiting", 0),
+        ("watermark", 1.0),
+        ("watermark", float("nan")),
+    ],
+)
+def test_out_of_range_settings_are_named(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field):
+        msgspec.structs.replace(EngineConfig(), **{field: value}).validate()
+
+
+def test_every_field_has_a_default_and_a_line_of_documentation() -> None:
+    source = inspect.getsource(EngineConfig)
+    for field in msgspec.structs.fields(EngineConfig):
+        assert field.default is not msgspec.NODEFAULT
+        assert f"    {field.name}:" in source
+        after = source.split(f"    {field.name}:", 1)[1].split("\n", 2)[1]
+        assert after.strip().startswith('"""'), field.name
+
+
+def test_pool_is_sized_from_memory_and_limits_the_context() -> None:
+    config = resolve(
+        EngineConfig(block_size=16, max_model_len=8192),
+        model_max_len=4096,
+        kv_bytes_per_token=1000,
+        kv_memory_bytes=10**6,
+    )
+    assert (config.num_blocks, config.max_model_len) == (62, 992)
+    config = resolve(
+        EngineConfig(num_blocks=1000), model_max_len=1024, kv_bytes_per_token=1, kv_memory_bytes=None
+    )
+    assert (config.num_blocks, config.max_model_len) == (1000, 1024)
+
+
+def test_memory_for_less_than_a_block_says_what_is_needed() -> None:
+    with pytest.raises(ConfigError, match="needs 16000"):
+        resolve(EngineConfig(), model_max_len=4096, kv_bytes_per_token=1000, kv_memory_bytes=15_999)
