@@ -1,0 +1,190 @@
+"""The engine's picture and its recent past, from which any client can be brought up to date.
+
+No client has a queue. A client is a `Cursor` of a few numbers; what it misses is worked out when it can
+take a message: the newest value of each cell that changed, every step row it has not had, and a gap
+frame for rows that are no longer here. However slow a client is, it costs the same and is never wrong.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+import msgspec
+
+from app.realtime.frames import (
+    CELL_BYTES,
+    MARK_BYTES,
+    ROW_BYTES,
+    Frame,
+    FrameKind,
+    encode_marks,
+    encode_row,
+    make_batch,
+    make_delta,
+    make_gap,
+    make_keyframe,
+    make_marks,
+    make_steps,
+    mark_step,
+    pack_cell,
+)
+from app.realtime.rings import ByteRing
+from engine.config import EngineConfig
+from engine.records import Reset, StepRecord
+from engine.snapshot import EngineSnapshot
+
+KEPT_ROWS = 16_384
+KEPT_MARKS = 16_384
+MIN_KEPT_CHANGES = 4_096
+FIRST_ROWS = 2_048
+"""Step rows that a client gets which asks for none in particular."""
+
+MAX_MARKS_A_MESSAGE = 4_096
+KEYFRAME_SHARE = 4
+"""A keyframe is sent when more than one block in so many has changed: it is then the smaller one."""
+
+MAX_UNPACKED = 4_096
+"""Changed cells are packed when a client is due, or when this many have come together, which takes 3 ms: a
+tail block changes with each step, and nobody may be looking."""
+
+_NS_PER_MS = 1e6
+
+
+class Cursor(msgspec.Struct):
+    """How far one client is. `step`: newest row it has, or was told is lost."""
+
+    step: int
+    changes: int
+    marks: int
+    batch_step: int = 0
+    has_picture: bool = False
+
+
+class Journal:
+    """Folds records into `snapshot` and keeps bounded rings of rows, marks and changed blocks."""
+
+    def __init__(self, config: EngineConfig, first_snapshot: EngineSnapshot | None = None) -> None:
+        """Start with `first_snapshot`, or before the first record."""
+        self.snapshot = first_snapshot or EngineSnapshot(config)
+        self.num_rows_lost = 0
+        """Rows that some client could not get any more; each is in a gap frame."""
+        self.num_marks_lost = 0
+        self._first_step = self.snapshot.step + 1
+        self._rows = ByteRing(ROW_BYTES, KEPT_ROWS)
+        self._marks = ByteRing(MARK_BYTES, KEPT_MARKS)
+        self._changes = ByteRing(CELL_BYTES, max(config.num_blocks, MIN_KEPT_CHANGES))
+        self._keyframe_before = 0  # cursors below this have to take a keyframe
+        self._cells = array("I", [pack_cell(self.snapshot.block(0))]) * config.num_blocks
+        self._unpacked: set[int] = set()
+        self._newest_delta = (-1, -1, Frame(FrameKind.DELTA))  # clients of one pace take the same
+        self._newest_batch = Frame(FrameKind.BATCH)
+        if first_snapshot is not None:
+            self._pack(range(config.num_blocks))
+
+    def fold(self, record: StepRecord) -> set[int]:
+        """Move on by one record; return the blocks that may have changed."""
+        changed = self.snapshot.apply(record)
+        self._unpacked |= changed
+        if len(self._unpacked) > MAX_UNPACKED:
+            self._pack_changed()
+        self._rows.extend(encode_row(record))
+        self._marks.extend(encode_marks(record))
+        self._changes.extend(array("I", changed).tobytes())
+        if any(isinstance(event, Reset) for event in record.events):
+            self._keyframe_before = self._changes.total
+        return changed
+
+    def start(self, after: int | None) -> Cursor:
+        """Return the cursor of a client that has the rows up to `after` (None: no rows yet)."""
+        last = self.snapshot.step
+        if after is None or after > last:
+            # A step from the future is one of an earlier server: as good as none.
+            step = max(last - FIRST_ROWS, self._first_step - 1 + self._rows.oldest)
+        else:
+            step = max(after, self._first_step - 1)
+        return Cursor(step=step, changes=self._changes.total, marks=self._first_mark_after(step))
+
+    def is_behind(self, cursor: Cursor) -> bool:
+        """Whether there is something to take."""
+        return cursor.step != self.snapshot.step or not cursor.has_picture
+
+    def take(self, cursor: Cursor) -> list[Frame]:
+        """Return the frames that bring a client up to date, and move its cursor there."""
+        t_ms = self.snapshot.t_ns / _NS_PER_MS
+        frames = [self._take_picture(cursor, t_ms)]
+        frames += self._take_rows(cursor, t_ms)
+        batch = self.snapshot.last_batch
+        if batch is not None and batch.step > cursor.batch_step:
+            if self._newest_batch.first_step != batch.step:
+                self._newest_batch = make_batch(batch)
+            frames.append(self._newest_batch)
+            cursor.batch_step = batch.step
+        frames += self._take_marks(cursor, t_ms)
+        return frames
+
+    # ---------------------------------------------------------------- cells
+
+    def _take_picture(self, cursor: Cursor, t_ms: float) -> Frame:
+        self._pack_changed()
+        start, total = cursor.changes, self._changes.total
+        needs_all = not cursor.has_picture or start < max(self._changes.oldest, self._keyframe_before)
+        cursor.changes, cursor.has_picture = total, True
+        if needs_all:
+            return make_keyframe(self._cells, self.snapshot.step, t_ms)
+        newest = self._newest_delta
+        if newest[:2] != (start, self.snapshot.step):
+            newest = self._newest_delta = (start, self.snapshot.step, self._make_change(start, t_ms))
+        return newest[2]
+
+    def _make_change(self, start: int, t_ms: float) -> Frame:
+        """Show what changed since change number `start`; all cells if that is most of them."""
+        ids = set(array("I", self._changes.read(start, self._changes.total)))
+        if len(ids) * KEYFRAME_SHARE > len(self._cells):
+            return make_keyframe(self._cells, self.snapshot.step, t_ms)
+        return make_delta(sorted(ids), self._cells, self.snapshot.step, t_ms)
+
+    def _pack_changed(self) -> None:
+        self._pack(self._unpacked)
+        self._unpacked.clear()
+
+    def _pack(self, ids: Iterable[int]) -> None:
+        cells, block = self._cells, self.snapshot.block
+        for block_id in ids:
+            cells[block_id] = pack_cell(block(block_id))
+
+    # ---------------------------------------------------------------- rows and marks
+
+    def _take_rows(self, cursor: Cursor, t_ms: float) -> list[Frame]:
+        last, oldest = self.snapshot.step, self._first_step + self._rows.oldest
+        first = cursor.step + 1
+        frames = []
+        if first < oldest:
+            frames.append(make_gap(first, oldest - first))
+            self.num_rows_lost += oldest - first
+            first = oldest
+        if first <= last:
+            rows = self._rows.read(first - self._first_step, last + 1 - self._first_step)
+            frames.append(make_steps(rows, first, t_ms))
+        cursor.step = last
+        return frames
+
+    def _take_marks(self, cursor: Cursor, t_ms: float) -> list[Frame]:
+        total = self._marks.total
+        start = max(cursor.marks, self._marks.oldest, total - MAX_MARKS_A_MESSAGE)
+        lost = start - cursor.marks
+        cursor.marks = total
+        if start == total:
+            return []
+        self.num_marks_lost += lost
+        marks = self._marks.read(start, total)
+        return [make_marks(marks, lost, mark_step(marks), t_ms)]
+
+    def _first_mark_after(self, step: int) -> int:
+        """Return the number of the oldest mark of a later step."""
+        low, high = self._marks.oldest, self._marks.total
+        while low < high:
+            middle = (low + high) // 2
+            if mark_step(self._marks.read(middle, middle + 1)) <= step:
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -1,0 +1,240 @@
+// The parts of the live view that need no browser: geometry, colours, chart columns, words.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { glyphMetrics, bodyPoint, tailFill } from "../../static/js/block_glyphs.js";
+import { formatMs, formatSpan } from "../../static/js/format.js";
+import { describeBlock } from "../../static/js/grid_input.js";
+import { GridLayout, fitCells } from "../../static/js/grid_layout.js";
+import { MarkCursor } from "../../static/js/mark_cursor.js";
+import { blockRgb, buildTable, contrast, mix, parseHex, slotRgb } from "../../static/js/palette.js";
+import { countReasons, countStates, tokenRates } from "../../static/js/status_bar.js";
+import { StepBins } from "../../static/js/step_bins.js";
+import { StepRing } from "../../static/js/step_ring.js";
+import { NO_SLOT, STATE } from "../../static/js/wire.js";
+
+const pack = (state, aux = 0, slot = NO_SLOT) => ((slot << 16) | (aux << 8) | state) >>> 0;
+const GRIDS = { dark: parseHex("#0c1118"), light: parseHex("#ffffff") };
+
+function makeRing(rows, capacity = 65536) {
+  const ring = new StepRing(capacity);
+  for (const row of rows) {
+    const view = new DataView(new ArrayBuffer(64));
+    view.setUint32(0, row.step, true);
+    view.setUint8(4, row.kind ?? 0);
+    view.setUint8(5, row.stopReason ?? 0);
+    view.setFloat64(8, row.tMs ?? row.step * 10, true);
+    view.setFloat32(20, row.forwardMs ?? 1, true);
+    view.setUint32(32, row.prefillTokens ?? 0, true);
+    view.setUint32(36, row.decodeTokens ?? 0, true);
+    view.setUint32(48, row.free ?? 10, true);
+    view.setUint32(52, row.cached ?? 0, true);
+    view.setUint16(56, row.preemptions ?? 0, true);
+    ring.push(view, 0);
+  }
+  return ring;
+}
+
+function makeLayout({ numBlocks = 100, width = 640, height = 320, ratio = 1, gutter = 30 } = {}) {
+  const layout = new GridLayout();
+  layout.resize(width, height, ratio, gutter);
+  layout.setBlocks(numBlocks);
+  return layout;
+}
+
+test("every pool fits into every area, and every block lies inside it", () => {
+  for (const numBlocks of [1, 2, 7, 64, 100, 1024, 1456, 9973, 100_000, 1_000_000]) {
+    for (const [width, height] of [[280, 300], [900, 400], [1800, 1000], [50, 700]]) {
+      const { cell, cols } = fitCells(numBlocks, width, height, 40);
+      const rows = Math.ceil(numBlocks / cols);
+      assert.ok(cols * cell <= width + 1e-6, `${numBlocks} in ${width}: ${cols} × ${cell}`);
+      assert.ok(rows * cell <= height + 1e-6, `${numBlocks} in ${height}: ${rows} × ${cell}`);
+    }
+  }
+});
+
+test("a block is found where it is drawn, at any zoom and pan", () => {
+  const layout = makeLayout({ numBlocks: 500 });
+  for (const [x, y, factor] of [[0, 0, 1], [400, 200, 3], [639, 319, 5], [200, 10, 0.5]]) {
+    layout.zoomAt(x, y, factor);
+    for (const id of [0, 1, 57, 123, 499]) {
+      const { x: left, y: top } = layout.origin(id);
+      if (left < layout.gutter || top < 0 || left >= layout.width || top >= layout.height) continue;
+      assert.equal(layout.blockAt(left, top), id);
+      assert.equal(layout.blockAt(left + layout.cell - 1, top + layout.cell - 1), id);
+    }
+  }
+});
+
+test("what is under the pointer stays under it while zooming in", () => {
+  const layout = makeLayout({ numBlocks: 2000, width: 900, height: 400 });
+  const id = layout.blockAt(300, 60);
+  const { x, y } = layout.origin(id);
+  const [midX, midY] = [x + layout.cell / 2, y + layout.cell / 2];
+  for (let i = 0; i < 6; i++) layout.zoomAt(midX, midY, 1.3);
+  assert.equal(layout.blockAt(midX, midY), id);
+});
+
+test("beyond the last block and in the gutter there is no block", () => {
+  const layout = makeLayout({ numBlocks: 5 });
+  assert.equal(layout.blockAt(layout.gutter - 1, 0), -1);
+  assert.equal(layout.blockAt(layout.gutter + 5 * layout.cell, 0), -1);
+  assert.equal(layout.blockAt(layout.gutter, layout.height - 1), -1);
+});
+
+test("a revealed block is in view", () => {
+  const layout = makeLayout({ numBlocks: 2000 });
+  layout.zoomAt(30, 0, 12);
+  for (const id of [1999, 0, 777]) {
+    layout.reveal(id);
+    const { x, y } = layout.origin(id);
+    assert.ok(x >= layout.gutter && y >= 0 && x + layout.cell <= layout.width && y + layout.cell <= layout.height);
+  }
+});
+
+test("the pixel to read lies in the filled part of a tail, off the hatch and off the border", () => {
+  for (const ratio of [1, 1.5, 2]) {
+    for (let numBlocks = 20; numBlocks < 4000; numBlocks = Math.round(numBlocks * 1.4)) {
+      const metrics = glyphMetrics(makeLayout({ numBlocks, width: 800 * ratio, height: 400 * ratio, ratio }));
+      if (!metrics.hasGlyphs) continue;
+      assert.ok(bodyPoint(STATE.TAIL, metrics).y >= metrics.box - tailFill(1, 16, metrics));
+      const cached = bodyPoint(STATE.CACHED, metrics);
+      assert.ok((cached.x + cached.y) % metrics.hatchStep >= metrics.unit && cached.x < metrics.box);
+      const shared = bodyPoint(STATE.SHARED, metrics);
+      assert.ok(shared.y < metrics.box - metrics.border);
+    }
+  }
+});
+
+test("slots have colours of their own with enough contrast to the grid, in both themes", () => {
+  for (const [name, grid] of Object.entries(GRIDS)) {
+    const seen = new Set();
+    for (let slot = 0; slot < 64; slot++) {
+      const rgb = slotRgb(slot, name === "light");
+      assert.ok(contrast(rgb, grid) >= 3, `slot ${slot} on ${name}: ${contrast(rgb, grid).toFixed(2)}`);
+      seen.add(rgb.join());
+    }
+    assert.equal(seen.size, 64, name);
+  }
+  assert.deepEqual(slotRgb(0, false), parseHex("#e69f00"));
+});
+
+test("the colour table agrees with the colour of each block and dims what is not selected", () => {
+  const theme = { light: false, grid: [0, 0, 0], bad: [255, 0, 0], states: [[1, 1, 1], [40, 40, 40], [3, 3, 3], [4, 4, 4], [5, 5, 5], [6, 6, 6], [7, 7, 7]] };
+  const unpack = (word) => [word & 255, (word >>> 8) & 255, (word >>> 16) & 255];
+  for (const mode of ["state", "request"]) {
+    const { table, shift, mask } = buildTable({ theme, mode, numSlots: 8 });
+    for (let state = 0; state < 7; state++) {
+      for (const slot of [0, 7, NO_SLOT]) {
+        assert.deepEqual(unpack(table[(state << shift) | (slot & mask)]), blockRgb(theme, mode, state, slot));
+      }
+    }
+  }
+  const { table, shift } = buildTable({ theme, mode: "request", numSlots: 8, selectedSlot: 2 });
+  const at = (state, slot) => unpack(table[(state << shift) | slot]);
+  assert.deepEqual(at(STATE.ACTIVE, 2), slotRgb(2, false));
+  assert.deepEqual(at(STATE.ACTIVE, 3), mix(slotRgb(3, false), theme.grid, 0.78));
+  assert.notDeepEqual(at(STATE.CACHED, 2), blockRgb(theme, "request", STATE.CACHED, 2)); // its slot is somebody else's now
+});
+
+test("columns keep the highest step and sum up events", () => {
+  const bins = new StepBins(4);
+  const ring = makeRing([
+    { step: 4, decodeTokens: 3, free: 6, preemptions: 1 },
+    { step: 5, prefillTokens: 40, decodeTokens: 2, free: 2, cached: 3, preemptions: 2, forwardMs: 9 },
+    { step: 7, decodeTokens: 5, free: 4 },
+    { step: 8, decodeTokens: 1 },
+  ]);
+  bins.update(ring, 10);
+  const at = bins.at(1);
+  assert.equal(bins.step[at], 5);
+  assert.equal(bins.prefillTokens[at] + bins.decodeTokens[at], 42);
+  assert.equal(bins.used[at], 6);
+  assert.equal(bins.preemptions[at], 3);
+  assert.equal(bins.stepMs[at], 9);
+  assert.ok(!bins.has(0) && bins.has(2) && !bins.has(3));
+});
+
+test("columns come out the same whether rows come one by one or all at once", () => {
+  const rows = Array.from({ length: 500 }, (_, i) => ({ step: i + 1 + (i > 200 ? 30 : 0), decodeTokens: i % 17, free: i % 11 }));
+  const whole = new StepBins(8);
+  whole.update(makeRing(rows), 10);
+  const pieces = new StepBins(8);
+  const ring = makeRing([]);
+  rows.forEach((row) => {
+    const one = makeRing([row]);
+    const view = new DataView(new ArrayBuffer(64));
+    view.setUint32(0, row.step, true);
+    view.setFloat64(8, one.get("tMs", 0), true);
+    view.setFloat32(20, 1, true);
+    view.setUint32(36, row.decodeTokens, true);
+    view.setUint32(48, row.free, true);
+    ring.push(view, 0);
+    pieces.update(ring, 10);
+  });
+  for (let column = whole.first; column < whole.end; column++) {
+    assert.equal(whole.has(column), pieces.has(column));
+    for (const name of ["step", "used", "decodeTokens", "stepMs"]) {
+      assert.equal(whole[name][whole.at(column)], pieces[name][pieces.at(column)], `${name} of ${column}`);
+    }
+  }
+});
+
+test("idle time is seen, a long step is not idle time", () => {
+  const bins = new StepBins(1);
+  bins.update(makeRing([{ step: 1, tMs: 1000, forwardMs: 3000 }, { step: 2, tMs: 4010 }, { step: 3, tMs: 46_000 }]), 10);
+  assert.equal(bins.idleMs[bins.at(2)], 0);
+  assert.ok(bins.idleMs[bins.at(3)] > 41_000);
+});
+
+test("a jump in steps longer than the columns held starts afresh", () => {
+  const bins = new StepBins(1);
+  bins.update(makeRing([{ step: 1 }, { step: 1_000_000 }]), 10);
+  assert.ok(bins.has(1_000_000));
+  assert.ok(!bins.has(1));
+});
+
+test("token rates count whole steps, and end when steps do", () => {
+  const ring = makeRing(Array.from({ length: 11 }, (_, i) => ({ step: i + 1, tMs: 1000 + i * 100, prefillTokens: 5, decodeTokens: 1 })));
+  const rates = tokenRates(ring, 0);
+  assert.equal(Math.round(rates.prefill), 50);
+  assert.equal(Math.round(rates.decode), 10);
+  assert.deepEqual(tokenRates(ring, 5000), { prefill: 0, decode: 0 });
+});
+
+test("reasons are those of the newest 200 scheduling steps", () => {
+  const rows = Array.from({ length: 300 }, (_, i) => ({ step: i + 1, kind: i === 299 ? 1 : 0, stopReason: i < 150 ? 1 : 3 }));
+  const { counts, newest, numSteps } = countReasons(makeRing(rows));
+  assert.equal(numSteps, 200);
+  assert.equal(newest, 3);
+  assert.deepEqual([counts[1], counts[3]], [51, 149]);
+});
+
+test("blocks are counted by state and put into words", () => {
+  const view = { numBlocks: 4, blockSize: 16, cells: Uint32Array.of(pack(STATE.FREE), pack(STATE.TAIL, 9, 3), pack(STATE.SHARED, 4, 0), pack(STATE.CACHED, 0, 2)) };
+  assert.deepEqual(countStates(view), [1, 1, 0, 1, 1, 0, 0]);
+  const nameOf = (slot) => (slot === 3 ? "4f2a" : "");
+  assert.equal(describeBlock(view, 0, nameOf), "Block 0: free");
+  assert.equal(describeBlock(view, 1, nameOf), "Block 1: tail, 9 of 16 tokens, 4f2a in slot 3");
+  assert.equal(describeBlock(view, 2, nameOf), "Block 2: shared, 4 holders, oldest: request in slot 0");
+  assert.equal(describeBlock(view, 3, nameOf), "Block 3: cached, last held in slot 2");
+});
+
+test("marks are read once each, and a new server run starts over", () => {
+  const cursor = new MarkCursor();
+  assert.deepEqual(cursor.take({ marks: [1, 2], marksTotal: 2 }), [1, 2]);
+  assert.deepEqual(cursor.take({ marks: [1, 2], marksTotal: 2 }), []);
+  assert.deepEqual(cursor.take({ marks: [2, 3], marksTotal: 3 }), [3]);
+  assert.deepEqual(cursor.take({ marks: [8, 9], marksTotal: 9 }), [8, 9]);
+  assert.deepEqual(cursor.take({ marks: [7], marksTotal: 1 }), [7]);
+});
+
+test("times are written in the unit that suits them", () => {
+  assert.equal(formatMs(0.123), "0.12 ms");
+  assert.equal(formatMs(12.34), "12.3 ms");
+  assert.equal(formatMs(123.4), "123 ms");
+  assert.equal(formatMs(1234), "1.23 s");
+  assert.equal(formatSpan(42_000), "42 s");
+  assert.equal(formatSpan(600_000), "10 min");
+});
