@@ -1,0 +1,1 @@
+"""Subcommands of `pageglass`, one module each; `app.cli` puts them together."""

@@ -1,0 +1,101 @@
+"""What a server needs before it starts: its data folder for itself, and its port."""
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from engine.errors import ConfigError
+
+LOCK_FILE = "server.lock"
+
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+"""An address family that this machine does not have; localhost often names one."""
+
+
+@contextmanager
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder for this process; the system lets go of it even after a crash."""
+    path = data_dir / LOCK_FILE
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+", encoding="ascii")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"data_dir {data_dir} cannot be written ({reason}); choose another folder with --data-dir."
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read(20).strip() or "unknown"
+            raise ConfigError(
+                f"data_dir {data_dir} is in use by another server (process {owner}); stop it, or choose "
+                "another folder with --data-dir."
+            ) from None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+@contextmanager
+def bind_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Bind every address that `host` means; port 0 takes one free port for all of them."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"host {host!r} is not an address of this machine ({error.strerror}).") from error
+    with ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        refused: OSError | None = None
+        for family, _, _, _, (name, _, *rest) in dict.fromkeys(found):
+            chosen_port = sockets[0].getsockname()[1] if sockets else port
+            address = (name, chosen_port, *rest)
+            try:
+                sockets.append(stack.enter_context(_bind(family, address)))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise _explain(host, port, error) from error
+                refused = error
+        if not sockets:
+            raise _explain(host, port, refused or OSError("no address found"))
+        yield sockets
+
+
+def show_url(host: str, port: int) -> str:
+    """Return the address under which this machine's browser finds the server."""
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)
+        # Listening now, not when the application is up: two servers may both bind with SO_REUSEADDR.
+        bound.listen(2048)
+        bound.setblocking(False)  # noqa: FBT003 - the socket API
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _explain(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {port} on {host} is in use; stop what uses it, or choose another with --port."
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(f"port {port} may not be used by this user; choose one above 1023 with --port.")
+    return ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}.")

@@ -1,0 +1,88 @@
+"""`pageglass serve`: check everything that can be checked at once, then serve."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from app.commands.preparation import bind_sockets, lock_data_dir, show_url
+from app.commands.server import run_server
+from app.model_store import resolve_model
+from app.settings import SETTINGS, Setting, Settings, check_environment, make_settings
+from app.telemetry import configure_logging
+from engine.errors import ConfigError
+from engine.model.check import check_model
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+HELP = """Serve a model: the OpenAI API, and a live view of its KV blocks at the printed address.
+
+\b
+Examples:
+  pageglass serve
+  pageglass serve --model ~/models/qwen3-0.6b --port 9000
+  pageglass serve --num-blocks 64           a small cache: watch preemption at work
+  PAGEGLASS_KV_MEMORY=4GiB pageglass serve
+
+The server answers at once and says when the model is ready. Ctrl-C lets open requests end, for at
+most --shutdown-timeout seconds; a second Ctrl-C ends it at once.
+"""
+
+
+def _make_reader(setting: Setting) -> Callable[[str], Any]:
+    """Return what reads one setting from text, on the command line and in the environment."""
+
+    def read(text: str) -> Any:
+        try:
+            return setting.parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from error
+
+    return read
+
+
+def _describe(setting: Setting) -> str:
+    allowed = f" One of: {setting.shown_range}." if setting.option.choices else ""
+    return f"{setting.option.help}{allowed}  [default: {setting.shown_default}]"
+
+
+def setting_options(command: Command) -> Command:
+    """Give a command one option for each setting, in the order of the table."""
+    for setting in reversed(SETTINGS):
+        option = click.option(
+            setting.flag,
+            setting.name,
+            type=_make_reader(setting),
+            metavar=setting.option.metavar.upper(),
+            multiple=setting.is_list,
+            envvar=setting.variable,
+            show_envvar=True,
+            help=_describe(setting),
+        )
+        command = option(command)
+    return command
+
+
+@click.command(help=HELP)
+@setting_options
+def serve(**values: Any) -> None:
+    """Check everything that can be checked now, then serve."""
+    check_environment(os.environ)
+    settings = make_settings({name: value for name, value in values.items() if value not in (None, ())})
+    check_model(resolve_model(settings.model))
+    configure_logging(settings.log_level)
+    with lock_data_dir(settings.data_dir), bind_sockets(settings.host, settings.port) as sockets:
+        url = show_url(settings.host, sockets[0].getsockname()[1])
+        _warn_if_open(settings)
+        run_server(settings, sockets, url)
+
+
+def _warn_if_open(settings: Settings) -> None:
+    if settings.host not in {"localhost", "127.0.0.1", "::1"}:
+        click.echo(
+            f"Listening on {settings.host}: anyone who reaches this address can use the model, there are no "
+            "keys yet. Browsers need the name they use in --allowed-host.",
+            err=True,
+        )

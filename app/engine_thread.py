@@ -1,0 +1,299 @@
+"""The thread that owns the engine: sequences, blocks and tensors are touched by nothing else.
+
+Commands come in through one queue. What a step gives goes back through one bounded buffer that a
+single scheduled callback on the event loop drains, whatever the number of tokens. When the loop
+falls behind by `OUTBOX_STEPS` steps the engine waits for it: nothing is lost, nothing grows.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.core import EngineCore
+from engine.errors import EngineDeadError, EngineError
+from engine.records import StepResult
+from engine.sequence import EngineRequest
+
+if TYPE_CHECKING:  # these modules import torch, which only `load` may do, in the engine thread
+    from engine.loading import LoadedEngine, LoadProgress
+
+logger = logging.getLogger(__name__)
+
+OUTBOX_STEPS = 64
+"""Steps that may wait for the event loop before the engine waits for it."""
+
+IDLE_TURN_S = 1.0
+"""An idle engine turns its loop this often, which keeps its heartbeat young."""
+
+CHECK_INTERVAL_S = 10.0
+"""An idle engine checks its books at most this often, and only after a change."""
+
+MAX_CHECKED_BLOCKS = 2**17
+"""Checking a larger pool would make the next request wait: 0.5 µs a block."""
+
+MAX_FAILURES = 3
+FAILURE_WINDOW_S = 60.0
+"""So many failed steps within so many seconds end the engine for good."""
+
+Load = Callable[[Callable[["LoadProgress"], None]], "LoadedEngine"]
+"""Builds the engine, in the engine thread; it reports how far it is."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Queue all choices of one request, or none if one is refused; `admitted` tells which."""
+
+    requests: list[EngineRequest]
+    admitted: asyncio.Future[None]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """End a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class StopChoice:
+    """End one choice as complete."""
+
+    request_id: str
+    choice_index: int
+
+
+@dataclass(frozen=True)
+class _Wake:
+    """Ends an idle wait, nothing else."""
+
+
+Command = Submit | Abort | StopChoice | _Wake
+
+
+@dataclass(frozen=True)
+class ThreadEvents:
+    """What the thread reports; each is called on the event loop, in order."""
+
+    on_progress: Callable[["LoadProgress"], None]
+    on_loaded: Callable[["LoadedEngine", float], None]
+    """With the seconds that loading took."""
+    on_results: Callable[[list[tuple[StepResult, str | None]]], None]
+    """With the error that ended everything, where a step failed."""
+    on_failed: Callable[[str], None]
+    """The engine is gone for good."""
+
+
+class LoadAbandonedError(EngineError):
+    """The server stops while the model is still loading."""
+
+
+class EngineThread:
+    """Loads an engine and runs its steps until `stop`."""
+
+    def __init__(self, load: Load, events: ThreadEvents) -> None:
+        """Nothing runs before `start`."""
+        self.heartbeat_s = time.monotonic()
+        """Monotonic time at which the thread last began a turn of its loop, or a step."""
+        self._load = load
+        self._events = events
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._outbox: list[tuple[StepResult, str | None]] = []
+        self._outbox_changed = threading.Condition()
+        self._drain_is_scheduled = False
+        self._stopping = threading.Event()
+        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._checked_s = 0.0
+        self._has_changed = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    # ---- called on the event loop ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread; it reports to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="pageglass-engine", daemon=False)
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Queue a command."""
+        self._commands.put(command)
+
+    @property
+    def num_commands(self) -> int:
+        """Commands that have not been looked at."""
+        return self._commands.qsize()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the thread after the step that it is in; gives up waiting after `timeout_s`."""
+        self._stopping.set()
+        self._commands.put(_Wake())
+        with self._outbox_changed:
+            self._outbox_changed.notify_all()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _drain_outbox(self) -> None:
+        with self._outbox_changed:
+            self._drain_is_scheduled = False
+            results, self._outbox = self._outbox, []
+            self._outbox_changed.notify_all()
+        self._events.on_results(results)
+
+    # ---- called in the thread -------------------------------------------------------------------
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        """Run `callback` on the loop, unless the loop is gone."""
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop was closed without `stop`: nobody is left to tell
+            self._stopping.set()
+
+    def _run(self) -> None:
+        core = self._load_core()
+        try:
+            while core is not None and not self._stopping.is_set():
+                self.heartbeat_s = time.monotonic()
+                if not self._turn(core):
+                    break
+        except Exception as error:
+            logger.exception("The engine thread ended")
+            self._post(self._events.on_failed, _describe(error))
+        finally:
+            self._refuse_commands()
+
+    def _load_core(self) -> EngineCore | None:
+        started_s = time.monotonic()
+        try:
+            loaded = self._load(self._report_progress)
+        except LoadAbandonedError:
+            return None
+        except EngineError as error:
+            self._post(self._events.on_failed, str(error))
+            return None
+        except Exception as error:
+            logger.exception("Loading the model failed")
+            self._post(self._events.on_failed, f"Loading the model failed: {_describe(error)}")
+            return None
+        self.heartbeat_s = time.monotonic()
+        self._post(self._events.on_loaded, loaded, self.heartbeat_s - started_s)
+        return loaded.core
+
+    def _report_progress(self, progress: "LoadProgress") -> None:
+        if self._stopping.is_set():
+            raise LoadAbandonedError("The server stops.")
+        self._post(self._events.on_progress, progress)
+
+    def _turn(self, core: EngineCore) -> bool:
+        """Take waiting commands and run one step; whether the engine goes on."""
+        self._take_commands(core)
+        try:
+            result = core.step() if core.has_work else core.flush()
+            if result is not None:
+                self._emit(result)
+            self._check_when_idle(core)
+        except Exception as error:
+            logger.exception("A step failed; its requests end, the engine starts over")
+            message = _describe(error)
+            self._emit(core.fail_all(message), message)
+            return self._may_go_on(message)
+        return True
+
+    def _check_when_idle(self, core: EngineCore) -> None:
+        """Look for leaked blocks, now and then, while nobody waits for the engine."""
+        if core.has_work or not self._has_changed or core.config.num_blocks > MAX_CHECKED_BLOCKS:
+            return
+        if self.heartbeat_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._checked_s, self._has_changed = self.heartbeat_s, False
+            core.check_integrity()
+
+    def _may_go_on(self, message: str) -> bool:
+        self._failures.append(time.monotonic())
+        if len(self._failures) < MAX_FAILURES or self._failures[-1] - self._failures[0] > FAILURE_WINDOW_S:
+            return True
+        self._post(
+            self._events.on_failed, f"{MAX_FAILURES} steps failed within a minute, the last with {message}"
+        )
+        return False
+
+    def _take_commands(self, core: EngineCore) -> None:
+        """Apply all waiting commands; an idle engine waits for one."""
+        try:
+            if not core.has_work and not self._stopping.is_set():
+                _apply(core, self._commands.get(timeout=IDLE_TURN_S), self._post)
+            while True:
+                _apply(core, self._commands.get_nowait(), self._post)
+        except queue.Empty:
+            return
+
+    def _emit(self, result: StepResult, error: str | None = None) -> None:
+        """Hand a step's result to the loop; waits while too many are on their way."""
+        self._has_changed = True
+        with self._outbox_changed:
+            while len(self._outbox) >= OUTBOX_STEPS and not self._stopping.is_set():
+                self._outbox_changed.wait(IDLE_TURN_S)
+                self.heartbeat_s = time.monotonic()
+            self._outbox.append((result, error))
+            if self._drain_is_scheduled:
+                return
+            self._drain_is_scheduled = True
+        self._post(self._drain_outbox)
+
+    def _refuse_commands(self) -> None:
+        """Answer submissions that came too late for the engine."""
+        try:
+            while True:
+                command = self._commands.get_nowait()
+                if isinstance(command, Submit):
+                    self._post(_settle, command.admitted, EngineDeadError("The engine has stopped."))
+        except queue.Empty:
+            return
+
+
+def _apply(core: EngineCore, command: Command, post: Callable[..., None]) -> None:
+    match command:
+        case Submit(requests, admitted):
+            post(_settle, admitted, _admit(core, requests))
+        case Abort(request_id):
+            core.abort(request_id)
+        case StopChoice(request_id, choice_index):
+            core.stop(request_id, choice_index)
+        case _Wake():
+            pass
+
+
+def _admit(core: EngineCore, requests: list[EngineRequest]) -> EngineError | None:
+    """Queue all of them, or none; return why not."""
+    try:
+        for request in requests:
+            core.add_request(request)
+    except EngineError as error:
+        core.abort(requests[0].request_id)
+        return error
+    return None
+
+
+def _settle(admitted: asyncio.Future[None], error: EngineError | None) -> None:
+    if admitted.done():  # the client left meanwhile
+        return
+    if error is None:
+        admitted.set_result(None)
+    else:
+        admitted.set_exception(error)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

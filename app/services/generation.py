@@ -1,0 +1,208 @@
+"""From an API request to text: tokenise, submit, turn tokens back into text, count."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.engine_host import EngineHost
+from app.errors import InterruptedAnswerError
+from app.request_stream import RequestStream, StreamFailure
+from app.services.stop_strings import StopMatcher
+from engine.errors import RequestError
+from engine.records import TokenOutput
+from engine.sampling_params import SamplingParams
+from engine.sequence import EngineRequest, FinishReason
+
+if TYPE_CHECKING:  # these modules import the tokenizer libraries, which only the engine thread does
+    from engine.model.detokenizer import IncrementalDetokenizer
+    from engine.model.tokenizer import Tokenizer
+
+CLIENT_GONE = "client_gone"
+SEED_BITS = 62
+
+
+@dataclass(frozen=True)
+class GenerationSpec:
+    """A validated API request.
+
+    Either `messages` (a chat, one prompt) or `prompts` (texts or token ids) is given. Every prompt gets
+    `num_choices` answers; answer j of prompt i has choice index i * num_choices + j.
+    """
+
+    request_id: str
+    sampling_params: SamplingParams
+    num_choices: int = 1
+    messages: list[dict[str, str]] | None = None
+    prompts: list[str | list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """New text of one choice; `finish_reason` is set on its last one."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a request, over all its choices; a prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class _Choice:
+    """Text of one choice as it grows."""
+
+    def __init__(self, detokenizer: "IncrementalDetokenizer", stops: tuple[str, ...]) -> None:
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.finish_reason: str | None = None
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish_reason is not None
+
+    def push(self, output: TokenOutput) -> ChoiceDelta:
+        """Take one step's token; return the text that may be sent, and how the choice ends if it does."""
+        text = ""
+        self.num_cached_tokens = output.num_cached_tokens
+        if output.token_id >= 0:
+            self.num_tokens += 1
+            # A token that ends the answer is counted, but it is no text.
+            if output.finish_reason != FinishReason.STOP:
+                text = self._detokenizer.push(output.token_id)
+        if output.finish_reason is not None:
+            text += self._detokenizer.finish()
+        text, has_stopped = self._matcher.push(text)
+        if has_stopped:
+            self.finish_reason = FinishReason.STOP.value
+        elif output.finish_reason is not None:
+            text += self._matcher.finish()
+            self.finish_reason = str(output.finish_reason)
+        return ChoiceDelta(output.choice_index, text, self.finish_reason)
+
+
+class Generation:
+    """A request that the engine has taken. Whoever holds it must `close` it, on every way out."""
+
+    def __init__(
+        self, host: EngineHost, stream: RequestStream, choices: list[_Choice], prompt_lengths: list[int]
+    ) -> None:
+        """Made by `GenerationService.start`."""
+        self.request_id = stream.request_id
+        self._host = host
+        self._stream = stream
+        self._choices = choices
+        self._prompt_lengths = prompt_lengths
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are being made, over all prompts."""
+        return len(self._choices)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended as it should."""
+        return all(choice.has_ended for choice in self._choices)
+
+    async def next_deltas(self) -> list[ChoiceDelta]:
+        """Return new text, waiting for some; an empty list when all choices have ended.
+
+        May be cancelled (by a timeout) and called again without losing text. Raises
+        `InterruptedAnswerError` when the answer cannot be completed.
+        """
+        deltas: list[ChoiceDelta] = []
+        while not deltas and not self.is_complete:
+            outputs = await self._stream.take()
+            if not outputs:
+                raise _interrupted(self._stream.failure)
+            for output in outputs:
+                self._push(output, deltas)
+        return deltas
+
+    def close(self) -> None:
+        """End the request if it still runs and free what it holds. Safe to repeat, never waits."""
+        self._host.release(self.request_id)
+        self._stream.fail(StreamFailure(CLIENT_GONE, "The client has left."))
+
+    def make_usage(self) -> Usage:
+        """Return the token counts so far."""
+        choices_per_prompt = len(self._choices) // len(self._prompt_lengths)
+        return Usage(
+            prompt_tokens=sum(self._prompt_lengths),
+            completion_tokens=sum(choice.num_tokens for choice in self._choices),
+            cached_tokens=sum(choice.num_cached_tokens for choice in self._choices[::choices_per_prompt]),
+        )
+
+    def _push(self, output: TokenOutput, deltas: list[ChoiceDelta]) -> None:
+        if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
+            return  # the stream's failure says why; `next_deltas` raises it
+        choice = self._choices[output.choice_index]
+        if choice.has_ended:
+            return  # computed before the engine heard of the stop string
+        delta = choice.push(output)
+        if delta.finish_reason is not None and output.finish_reason is None:
+            self._host.stop_choice(self.request_id, delta.index)
+        if delta.text or delta.finish_reason is not None:
+            deltas.append(delta)
+
+
+class GenerationService:
+    """Starts generations on one engine."""
+
+    def __init__(self, host: EngineHost) -> None:
+        """Serve from `host`."""
+        self._host = host
+
+    async def start(self, spec: GenerationSpec) -> Generation:
+        """Tokenise (off the event loop) and submit; returns when the engine has taken the request.
+
+        Raises `RequestError` naming the field at fault, `QueueFullError`, `UnavailableError`.
+        """
+        self._host.check_available()
+        tokenizer = self._host.tokenizer
+        assert tokenizer is not None, "an available engine has a tokenizer"  # noqa: S101
+        spec.sampling_params.validate(tokenizer.vocab_size)
+        prompts = await asyncio.to_thread(_tokenise, tokenizer, spec)
+        sampling_params = spec.sampling_params
+        if sampling_params.seed is None:
+            sampling_params = msgspec.structs.replace(sampling_params, seed=secrets.randbits(SEED_BITS))
+        requests = [
+            EngineRequest(
+                request_id=spec.request_id,
+                prompt_token_ids=prompt,
+                sampling_params=sampling_params,
+                choice_index=index * spec.num_choices + choice,
+            )
+            for index, prompt in enumerate(prompts)
+            for choice in range(spec.num_choices)
+        ]
+        try:
+            stream = await self._host.submit(requests)
+        except RequestError as error:
+            if spec.messages is not None and error.param == "prompt":
+                error.param = "messages"
+            raise
+        choices = [_Choice(tokenizer.make_detokenizer(), sampling_params.stop) for _ in requests]
+        return Generation(self._host, stream, choices, [len(prompt) for prompt in prompts])
+
+
+def _tokenise(tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
+    if spec.messages is not None:
+        return [tokenizer.encode_chat(spec.messages)]
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in spec.prompts or ()]
+
+
+def _interrupted(failure: StreamFailure | None) -> InterruptedAnswerError:
+    if failure is None:
+        return InterruptedAnswerError("The answer ended early.", code="interrupted")
+    return InterruptedAnswerError(failure.message, code=failure.code)

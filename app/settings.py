@@ -1,0 +1,360 @@
+"""Every setting of `pageglass serve`, declared once.
+
+A field of `Settings` carries its own description (`Option`); command-line flags, the `PAGEGLASS_…`
+environment variables and docs/settings.md are made from it. `python -m app.settings` prints that page.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import msgspec
+import platformdirs
+
+from app.model_store import DEFAULT_MODEL
+from engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS, MAX_NUM_SEQS, EngineConfig
+from engine.errors import ConfigError
+from engine.scheduling.preemption import PREEMPTION_POLICIES
+
+ENV_PREFIX = "PAGEGLASS_"
+OTHER_VARIABLES = ("PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER")
+"""Variables with our prefix that are no server settings: the model folder, and a switch of the tests."""
+
+DEFAULT_KV_MEMORY_BYTES = 2**30
+NO_MODEL_LEN_LIMIT = 2**24
+"""`max_model_len` when none is asked for: the model and the pool then set the limit."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_SIZE_FACTORS = {
+    "": 1,
+    **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)},
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+}
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for `1GiB`, `512 MiB`, `2GB` or a plain number; `ConfigError` for anything else."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is not a size; write it like 1GiB or 512MiB.")
+    return int(float(found.group(1)) * _SIZE_FACTORS[(found.group(2) or "").lower()])
+
+
+def parse_seconds(text: str) -> float:
+    """Return seconds for `2`, `2.5` or `2s`."""
+    try:
+        return float(text.strip().removesuffix("s"))
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number of seconds; write it like 5 or 0.5.") from None
+
+
+def _parse_count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a whole number.") from None
+
+
+def _parse_path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+_METAVARS: dict[Callable[[str], Any], str] = {
+    parse_size: "size",
+    parse_seconds: "seconds",
+    _parse_count: "number",
+    _parse_path: "folder",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a setting means and which values it takes. `low` and `high` are inclusive."""
+
+    help: str
+    parse: Callable[[str], Any] = str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    shown_default: str = ""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value in a usage line."""
+        return "name" if self.choices else _METAVARS.get(self.parse, "text")
+
+
+def _default_data_dir() -> Path:
+    return Path(platformdirs.user_data_dir("pageglass", appauthor=False))
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one server; nothing changes them after start-up."""
+
+    model: Annotated[str, Option("Model to serve: a name from `pageglass models list`, or a path.")] = (
+        DEFAULT_MODEL
+    )
+    served_model_name: Annotated[
+        str | None, Option("Name of the model in the API.", shown_default="the model's own name")
+    ] = None
+    host: Annotated[str, Option("Address to listen on; 0.0.0.0 for all, which nothing protects yet.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int, Option("Port to listen on; 0 takes a free one.", parse=_parse_count, low=0, high=65535)
+    ] = 8000
+    allowed_host: Annotated[
+        tuple[str, ...],
+        Option(
+            "A host name under which browsers may reach this server, beside localhost and --host. "
+            "May be given several times; in the environment separate names by spaces.",
+            shown_default="none",
+        ),
+    ] = ()
+    data_dir: Annotated[
+        Path,
+        Option(
+            "Folder for everything the server keeps; one server at a time may use it.",
+            parse=_parse_path,
+            shown_default="the platform's user data folder",
+        ),
+    ] = msgspec.field(default_factory=_default_data_dir)
+    device: Annotated[str, Option("Where the model runs.", choices=("auto", "cpu", "cuda"))] = "auto"
+    dtype: Annotated[
+        str, Option("Number format of weights and KV cache.", choices=("auto", "fp32", "bf16"))
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        Option("CPU threads of the model.", parse=_parse_count, low=1, high=1024, shown_default="all cores"),
+    ] = None
+    kv_memory: Annotated[
+        int | None,
+        Option(
+            "Memory of the KV cache, such as 512MiB. Not together with --num-blocks.",
+            parse=parse_size,
+            unit="bytes",
+            low=1,
+            shown_default="1GiB",
+        ),
+    ] = None
+    num_blocks: Annotated[
+        int | None,
+        Option(
+            "Size of the KV cache in blocks. Not together with --kv-memory.",
+            parse=_parse_count,
+            unit="blocks",
+            low=1,
+            high=MAX_NUM_BLOCKS,
+            shown_default="as many as --kv-memory holds",
+        ),
+    ] = None
+    block_size: Annotated[
+        int,
+        Option("Tokens in one KV block.", parse=_parse_count, unit="tokens", low=1, high=MAX_BLOCK_SIZE),
+    ] = 16
+    max_num_seqs: Annotated[
+        int,
+        Option(
+            "Most sequences computed in one step.",
+            parse=_parse_count,
+            unit="sequences",
+            low=1,
+            high=MAX_NUM_SEQS,
+        ),
+    ] = 64
+    max_num_batched_tokens: Annotated[
+        int,
+        Option(
+            "Most tokens computed in one step; longer prompts are computed in chunks.",
+            parse=_parse_count,
+            unit="tokens",
+            low=1,
+            high=2**20,
+        ),
+    ] = 512
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "Most tokens of one sequence, prompt and answer together; never more than the model knows "
+            "or the KV cache holds.",
+            parse=_parse_count,
+            unit="tokens",
+            low=2,
+            high=NO_MODEL_LEN_LIMIT,
+            shown_default="what the model knows",
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int,
+        Option(
+            "Most requests that may wait; more are answered with 429.",
+            parse=_parse_count,
+            unit="requests",
+            low=1,
+            high=2**20,
+        ),
+    ] = 1024
+    policy: Annotated[str, Option("Order in which waiting requests are admitted.", choices=("fcfs",))] = (
+        "fcfs"
+    )
+    preemption: Annotated[
+        str,
+        Option("Which running sequence gives way when blocks run out.", choices=PREEMPTION_POLICIES),
+    ] = "newest-first"
+    shutdown_timeout: Annotated[
+        float,
+        Option(
+            "How long open requests may go on after Ctrl-C or SIGTERM before they are ended.",
+            parse=parse_seconds,
+            unit="seconds",
+            low=0,
+            high=3600,
+        ),
+    ] = 5.0
+    log_level: Annotated[
+        str, Option("How much is logged.", choices=("debug", "info", "warning", "error"))
+    ] = "info"
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the API: as asked, or the model's own (a path's last part)."""
+        if self.served_model_name:
+            return self.served_model_name
+        return Path(self.model).name.removesuffix(".gguf") or self.model
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        """Memory of the KV cache; None when it is counted in blocks."""
+        if self.num_blocks is not None:
+            return None
+        return self.kv_memory or DEFAULT_KV_MEMORY_BYTES
+
+    def make_engine_config(self) -> EngineConfig:
+        """Return the engine's configuration as asked for; loading resolves it against the model."""
+        return EngineConfig(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks or 1,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len or NO_MODEL_LEN_LIMIT,
+            max_waiting=self.max_waiting,
+            policy=self.policy,
+            preemption=self.preemption,
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table of settings."""
+
+    name: str
+    option: Option
+    default: Any
+    is_list: bool
+
+    @property
+    def flag(self) -> str:
+        """Its command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def shown_default(self) -> str:
+        """Its default for people."""
+        return self.option.shown_default or str(self.default)
+
+    def parse(self, text: str) -> Any:
+        """Return the value that `text` means; `ConfigError` names the setting and what is allowed."""
+        option = self.option
+        if option.choices and text not in option.choices:
+            raise ConfigError(f"{self.name} is {text!r}; allowed: {', '.join(option.choices)}.")
+        try:
+            value = option.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from None
+        if (option.low is not None and not value >= option.low) or (
+            option.high is not None and not value <= option.high
+        ):
+            raise ConfigError(f"{self.name} is {text}; allowed: {self.shown_range}.")
+        return value
+
+    @property
+    def shown_range(self) -> str:
+        """Its allowed values for people."""
+        option = self.option
+        if option.choices:
+            return ", ".join(option.choices)
+        if option.low is None:
+            return ""
+        return f"{option.low:g} or more" if option.high is None else f"{option.low:g} to {option.high:.15g}"
+
+
+def _read_table() -> tuple[Setting, ...]:
+    hints = get_type_hints(Settings, include_extras=True)
+    rows = []
+    for field in msgspec.structs.fields(Settings):
+        kind, option = get_args(hints[field.name])
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        rows.append(Setting(field.name, option, default, is_list=kind == tuple[str, ...]))
+    return tuple(rows)
+
+
+SETTINGS = _read_table()
+
+
+def make_settings(values: Mapping[str, Any]) -> Settings:
+    """Build settings from parsed values; absent ones keep their default."""
+    settings = Settings(**values)
+    if settings.kv_memory is not None and settings.num_blocks is not None:
+        raise ConfigError("kv_memory and num_blocks are both given; both size the KV cache, keep one.")
+    return settings
+
+
+def check_environment(names: Iterable[str]) -> None:
+    """Raise `ConfigError` for a variable with our prefix that means nothing, naming the nearest."""
+    known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
+    for name in sorted(names):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"the environment variable {name} is not known; did you mean {nearest}? Otherwise unset it."
+            )
+
+
+def render_documentation() -> str:
+    """Return docs/settings.md."""
+    lines = [
+        "# Settings of `pageglass serve`",
+        "",
+        "Made by `python -m app.settings`; do not edit. A flag wins over its environment variable.",
+        "Sizes take units (`512MiB`, `1GiB`, `2GB`).",
+        "",
+        "| flag | environment variable | default | unit | allowed | what it does |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in SETTINGS:
+        cells = (
+            f"`{row.flag}`",
+            f"`{row.variable}`",
+            row.shown_default,
+            row.option.unit,
+            row.shown_range,
+            row.option.help,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    others = ", ".join(f"`{name}`" for name in OTHER_VARIABLES)
+    lines += ["", f"Any other `{ENV_PREFIX}…` variable is an error, except {others}.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_documentation())

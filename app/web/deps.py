@@ -1,0 +1,37 @@
+"""What handlers may ask for by name."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from litestar.di import Provide
+
+from app.engine_host import EngineHost
+from app.realtime.hub import EventHub
+from app.services.generation import GenerationService
+from app.settings import Settings
+from app.web.openai_requests import IgnoredFields
+
+
+@dataclass(frozen=True)
+class Services:
+    """The objects that live as long as the application. Each is injected under its field's name."""
+
+    settings: Settings
+    host: EngineHost
+    hub: EventHub
+    generations: GenerationService
+    ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
+    model_created: int = field(default_factory=lambda: int(time.time()))
+
+    def make_dependencies(self) -> dict[str, Provide]:
+        """Return the dependencies of the application."""
+        return {name: Provide(_give(value), sync_to_thread=False) for name, value in vars(self).items()}
+
+
+def _give(value: object) -> Callable[[], Any]:
+    def give() -> Any:
+        return value
+
+    return give

@@ -1,0 +1,110 @@
+"""The OpenAI-compatible API under `/v1`."""
+
+import logging
+from typing import Any
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from app.engine_host import EngineHost
+from app.errors import ModelNotFoundError, get_request_label
+from app.services.generation import GenerationService, GenerationSpec
+from app.web.openai_requests import IgnoredFields, parse_chat, parse_completion, read_json
+from app.web.openai_responses import EventStream, make_format, make_headers, make_whole_answer
+from app.web.schemas import ChatCompletionBody, GenerationBody
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 4 * 2**20
+OWNER = "pageglass"
+
+AnyRequest = Request[Any, Any, Any]
+
+
+class OpenAIController(Controller):
+    """Models, chat completions and text completions."""
+
+    path = "/v1"
+    tags = ("openai",)
+    request_max_body_size = MAX_BODY_BYTES
+
+    @get("/models", operation_id="listModels", summary="The model that is served")
+    async def list_models(
+        self, host: NamedDependency[EngineHost], model_created: NamedDependency[int]
+    ) -> dict[str, Any]:
+        """List the one model; 503 while it loads."""
+        host.check_available()
+        return {"object": "list", "data": [_describe_model(host, model_created)]}
+
+    @get("/models/{model_id:path}", operation_id="getModel", summary="One model")
+    async def get_model(
+        self, model_id: FromPath[str], host: NamedDependency[EngineHost], model_created: NamedDependency[int]
+    ) -> dict[str, Any]:
+        """Describe the model by its name."""
+        _check_model(host, model_id.removeprefix("/"))
+        host.check_available()
+        return _describe_model(host, model_created)
+
+    @post("/chat/completions", status_code=200, operation_id="createChatCompletion", summary="Answer a chat")
+    async def create_chat_completion(
+        self,
+        request: AnyRequest,
+        host: NamedDependency[EngineHost],
+        generations: NamedDependency[GenerationService],
+        ignored_fields: NamedDependency[IgnoredFields],
+    ) -> Response[bytes]:
+        """Answer a chat, whole or as a stream."""
+        body, spec = parse_chat(await read_json(request), ignored_fields)
+        _check_model(host, body.model)
+        return await _answer(request, body, generations, spec)
+
+    @post("/completions", status_code=200, operation_id="createCompletion", summary="Continue a text")
+    async def create_completion(
+        self,
+        request: AnyRequest,
+        host: NamedDependency[EngineHost],
+        generations: NamedDependency[GenerationService],
+        ignored_fields: NamedDependency[IgnoredFields],
+    ) -> Response[bytes]:
+        """Continue one or more prompts, whole or as a stream."""
+        body, spec = parse_completion(await read_json(request), ignored_fields)
+        _check_model(host, body.model)
+        return await _answer(request, body, generations, spec)
+
+
+async def _answer(
+    request: AnyRequest, body: GenerationBody, generations: GenerationService, spec: GenerationSpec
+) -> Response[bytes]:
+    options = body.stream_options
+    answer = make_format(
+        body.model,
+        is_chat=isinstance(body, ChatCompletionBody),
+        include_usage=options is not None and options.include_usage is True,
+    )
+    generation = await generations.start(spec)
+    logger.debug("%s begins, the caller calls it %r", spec.request_id, get_request_label(request))
+    if body.stream:
+        return EventStream(generation, answer, make_headers(request, spec.request_id))
+    return await make_whole_answer(request, generation, answer)
+
+
+def _check_model(host: EngineHost, name: str) -> None:
+    if name != host.model_name:
+        raise ModelNotFoundError(
+            f"The model {name[:128]!r} is not served here; this server has {host.model_name!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _describe_model(host: EngineHost, created: int) -> dict[str, Any]:
+    config, tokenizer = host.config, host.tokenizer
+    return {
+        "id": host.model_name,
+        "object": "model",
+        "created": created,
+        "owned_by": OWNER,
+        "max_model_len": None if config is None else config.max_model_len,
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+    }

@@ -1,0 +1,102 @@
+"""`pageglass load` as a process against a real server with the default model."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server import REPOSITORY, ServerProcess
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--num-blocks", "256", "--max-model-len", "512") as process:
+        yield process
+
+
+def command(server: ServerProcess, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "app", "load", "--url", server.url, *arguments]
+
+
+def run(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(server, *arguments),
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+
+
+def summary(output: str) -> dict[str, str]:
+    return {line[:22].strip(): line[22:] for line in output.splitlines()}
+
+
+def engine_state(server: ServerProcess) -> dict[str, Any]:
+    state: dict[str, Any] = httpx.get(f"{server.url}/api/engine/state").json()
+    return state
+
+
+def test_trace_is_pushed_with_its_lengths_and_its_sharing(server: ServerProcess) -> None:
+    before = engine_state(server)["totals"]
+
+    results = [run(server, "--trace", "mooncake", "--rows", "6", "--speed", "0") for _ in range(2)]
+
+    totals = engine_state(server)["totals"]
+    for result in results:
+        assert result.returncode == 0, result.stderr
+        assert summary(result.stdout)["finished"] == "6"
+        assert summary(result.stdout)["output"].startswith("72 tokens in ")
+    assert totals["num_output_tokens"] - before["num_output_tokens"] == 2 * 72
+    assert totals["num_finished"] - before["num_finished"] == 12
+    assert totals["num_hit_tokens"] > before["num_hit_tokens"]
+
+
+def test_rows_over_the_context_are_skipped(server: ServerProcess) -> None:
+    result = run(server, "--trace", "mooncake", "--rows", "3", "--scale", "4", "--speed", "0")
+
+    assert result.returncode == 0, result.stderr
+    assert summary(result.stdout)["skipped"] == "3  (over the context)"
+    assert summary(result.stdout)["finished"] == "0"
+
+
+def test_prompts_are_answered_turn_by_turn(server: ServerProcess) -> None:
+    result = run(server, "--prompts", "mt-bench", "--rows", "2", "--max-tokens", "8")
+
+    assert result.returncode == 0, result.stderr
+    assert summary(result.stdout)["finished"] == "4"
+
+
+def test_interrupt_ends_with_the_summary_and_frees_the_server(server: ServerProcess) -> None:
+    process = subprocess.Popen(
+        command(server, "--trace", "azure-conv", "--rows", "40", "--speed", "0", "--scale", "4"),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if re.match(r"running [1-9]", line))
+        assert " of 40, " in line
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == 130
+    assert int(summary(output)["stopped"].split()[0]) > 0
+    deadline = time.monotonic() + DEADLINE_S
+    while (state := engine_state(server))["running"] or state["waiting"] or state["counts"]["used"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,64 @@
+"""The examples in README.md do what it says, against a real server."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.server import REPOSITORY, ServerProcess
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+README_URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    with ServerProcess("--num-blocks", "256") as process:
+        yield process
+
+
+def shorten(example: str) -> str:
+    """Ask for fewer tokens than the example does."""
+    assert "100" in example
+    return example.replace("100", "10")
+
+
+def test_python_example_prints_an_answer(server: ServerProcess) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert README_URL in example
+
+    result = subprocess.run(
+        [sys.executable, "-c", shorten(example).replace(README_URL, server.url)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()) > 2
+
+
+def test_curl_example_streams_an_answer(server: ServerProcess) -> None:
+    [example] = re.findall(r"^    (curl .*?\}')$", README, re.DOTALL | re.MULTILINE)
+    program, _no_buffer, url, _header_option, header, _data_option, body = shlex.split(example)
+    assert (program, header) == ("curl", "Content-Type: application/json")
+
+    response = httpx.post(
+        url.replace(README_URL, server.url),
+        content=shorten(body),
+        headers={"Content-Type": "application/json"},
+        timeout=120,
+    )
+
+    assert response.status_code == 200
+    assert response.text.rstrip().endswith("data: [DONE]")
+
+
+@pytest.mark.parametrize("page", re.findall(r"\]\(([^)#:]+)\)", README))
+def test_linked_files_exist(page: str) -> None:
+    assert (REPOSITORY / page).is_file()

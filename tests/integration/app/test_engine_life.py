@@ -1,0 +1,195 @@
+"""Loading, failing, freezing and stopping, over a real port."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+import app.engine_host
+import app.web.openai_responses
+from engine.errors import ModelError
+from tests.support.api import MODEL, ServedApi, read_events, served_api, until
+from tests.support.fake_engine import FakeEngine
+
+
+def make_engine(**config: Any) -> FakeEngine:
+    return FakeEngine(**{"num_blocks": 2048, "max_model_len": 4096, "max_num_seqs": 8, **config})
+
+
+async def stream_text(api: ServedApi, **fields: Any) -> str:
+    body = api.chat_body(**{"stream": True, "max_tokens": 3000, "ignore_eos": True, **fields})
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as client:
+        return (await client.post("/v1/chat/completions", json=body)).text
+
+
+async def test_while_loading_everything_answers_and_says_how_far_it_is() -> None:
+    engine = make_engine()
+    engine.load_gate.clear()
+    async with served_api(engine) as api:
+        await until(lambda: api.plugin.host.progress is not None)
+        for response in (
+            await api.client.post("/v1/chat/completions", json=api.chat_body()),
+            await api.client.get("/v1/models"),
+        ):
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (503, "model_loading")
+            assert int(response.headers["retry-after"]) >= 1
+            assert "weights, 25%" in error["message"]
+        assert (await api.client.get("/health/live")).status_code == 200
+        ready = await api.client.get("/health/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "loading")
+        assert ready.json()["progress"] == {"stage": "weights", "fraction": 0.25}
+        assert (await api.client.get("/health")).json()["status"] == "loading"
+        assert (await api.client.get("/live")).status_code == 200
+        assert (await api.client.post("/v1/chat/completions", json={})).status_code == 400
+        engine.load_gate.set()
+        await until(lambda: api.plugin.host.config is not None)
+        assert (await api.client.get("/health/ready")).status_code == 200
+        assert (await api.client.get("/v1/models")).json()["data"][0]["id"] == MODEL
+
+
+async def test_stopping_while_loading_abandons_the_load() -> None:
+    engine = make_engine()
+    engine.load_gate.clear()
+    async with served_api(engine) as api:
+        await until(lambda: api.plugin.host.progress is not None)
+        api.server.should_exit = True
+        await until(lambda: not api.plugin.host.has_thread)
+        assert not engine.load_gate.is_set()
+
+
+async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    engine = make_engine()
+    engine.load_error = ModelError("The file is cut off.")
+    engine.load_gate.clear()
+    async with served_api(engine) as api:
+        engine.load_gate.set()
+        await until(lambda: api.server.should_exit)
+        assert api.server.load_error == "The file is cut off."
+
+
+async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on() -> None:
+    engine = make_engine()
+    engine.runner.step_s = 0.005
+    async with served_api(engine) as api:
+        streams = [asyncio.create_task(stream_text(api)) for _ in range(5)]
+        whole = asyncio.create_task(
+            api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3000))
+        )
+        await until(lambda: len(engine.core.scheduler.running) == 6)
+        engine.runner.failures = 1
+        for text in await asyncio.gather(*streams):
+            assert "[DONE]" not in text
+            error = read_events(text)[-1]["error"]
+            assert (error["code"], error["type"]) == ("engine_error", "server_error")
+            assert "injected fault" in error["message"]
+        response = await whole
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_error")
+        state = (await api.client.get("/api/engine/state")).json()
+        assert state["counts"]["free"] == state["counts"]["total"]
+        assert (await api.client.get("/health/ready")).status_code == 200
+        assert read_events(await stream_text(api, max_tokens=5))[-1] == "[DONE]"
+
+
+async def test_three_failures_in_a_row_end_the_engine_but_not_the_server() -> None:
+    engine = make_engine()
+    async with served_api(engine) as api:
+        engine.runner.failures = 3
+        for _ in range(3):
+            response = await api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3))
+            assert response.json()["error"]["code"] == "engine_error"
+        await until(lambda: api.plugin.host.status == "failed")
+        refused = await api.client.post("/v1/chat/completions", json=api.chat_body())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
+        for path in ("/health/live", "/health/ready"):
+            health = await api.client.get(path)
+            assert health.status_code == 503
+            assert "injected fault" in health.json()["reason"]
+        assert api.plugin.hub.status == "failed"
+        assert (await api.client.get("/live")).status_code == 200
+
+
+async def test_a_frozen_step_is_neither_alive_nor_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    async with served_api(engine) as api:
+        assert (await api.client.get("/health/live")).status_code == 200
+        engine.runner.gate.clear()
+        answer = asyncio.create_task(
+            api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3))
+        )
+        await until(lambda: api.plugin.host.num_open == 1)
+        monkeypatch.setattr(app.engine_host, "HEARTBEAT_LIMIT_S", 0.2)
+        await until(lambda: not api.plugin.host.is_responsive)
+        for path in ("/health/live", "/health/ready"):
+            health = await api.client.get(path)
+            assert health.status_code == 503
+            assert "has not finished a step" in health.json()["reason"]
+        monkeypatch.undo()
+        engine.runner.gate.set()
+        assert (await answer).status_code == 200
+        assert (await api.client.get("/health/live")).status_code == 200
+
+
+async def test_a_silent_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app.web.openai_responses, "PING_S", 0.05)
+    engine = make_engine()
+    async with served_api(engine) as api:
+        engine.runner.gate.clear()
+        body = api.chat_body(stream=True, max_tokens=3)
+        async with api.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            async for line in lines:
+                if line == ": ping":
+                    break
+            engine.runner.gate.set()
+            rest = [line async for line in lines]
+        assert "data: [DONE]" in rest
+
+
+async def test_open_requests_may_end_while_the_server_drains() -> None:
+    engine = make_engine()
+    engine.runner.step_s = 0.01
+    async with served_api(engine, shutdown_timeout=10.0) as api:
+        open_stream = asyncio.create_task(stream_text(api, max_tokens=40))
+        await until(lambda: engine.core.has_work)
+        api.plugin.host.begin_drain()
+        refused = await api.client.post("/v1/chat/completions", json=api.chat_body())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
+        assert int(refused.headers["retry-after"]) >= 1
+        ready = await api.client.get("/health/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "draining")
+        assert (await api.client.get("/health/live")).status_code == 200
+        assert api.plugin.hub.status == "draining"
+        api.server.should_exit = True
+        assert read_events(await open_stream)[-1] == "[DONE]"
+
+
+async def test_what_has_not_ended_in_time_is_told_so() -> None:
+    engine = make_engine(max_num_seqs=2)
+    engine.runner.step_s = 0.01
+    async with served_api(engine, shutdown_timeout=0.0) as api:
+        streams = [asyncio.create_task(stream_text(api)) for _ in range(4)]  # two of them wait
+        whole = asyncio.create_task(
+            api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3000))
+        )
+        await until(lambda: api.plugin.host.num_open == 5)
+        api.server.should_exit = True
+        for text in await asyncio.gather(*streams):
+            assert read_events(text)[-1]["error"]["code"] == "server_shutdown"
+            assert "[DONE]" not in text
+        response = await whole
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "server_shutdown")
+    assert not api.plugin.host.has_thread
+
+
+async def test_a_step_in_progress_does_not_keep_clients_waiting_at_shutdown() -> None:
+    engine = make_engine()
+    async with served_api(engine, shutdown_timeout=0.0) as api:
+        engine.runner.gate.clear()
+        answer = asyncio.create_task(stream_text(api))
+        await until(lambda: api.plugin.host.num_open == 1)
+        api.server.should_exit = True
+        events = read_events(await answer)
+        assert events[-1]["error"]["code"] == "server_shutdown"
+        engine.runner.gate.set()

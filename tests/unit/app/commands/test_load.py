@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from app.commands.load import load
+from app.load.files import LoadError
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(load, ["--url", NOBODY, *arguments])
+
+
+@pytest.mark.parametrize("arguments", [[], ["--trace", "mooncake", "--prompts", "mt-bench"]])
+def test_exactly_one_source_is_wanted(arguments: list[str]) -> None:
+    result = run(*arguments)
+
+    assert result.exit_code == 2
+    assert "Give exactly one of --trace and --prompts." in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--rows", "0"], ["--speed", "-1"], ["--scale", "0"], ["--concurrency", "0"], ["--max-tokens", "0"]],
+)
+def test_options_out_of_range_are_refused(arguments: list[str]) -> None:
+    result = run("--trace", "mooncake", *arguments)
+
+    assert result.exit_code == 2
+    assert arguments[0] in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--trace", "--prompts"])
+def test_unknown_name_lists_what_is_shipped(option: str) -> None:
+    error = run(option, "nothing").exception
+
+    assert isinstance(error, LoadError)
+    assert "There is no file 'nothing'; shipped are: " in str(error)
+
+
+def test_file_is_checked_before_the_server_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"turns": []}')
+
+    error = run("--prompts", str(path)).exception
+
+    assert isinstance(error, LoadError)
+    assert f"{path}: line 1, field turns" in str(error)
+
+
+@pytest.mark.parametrize(
+    "source", [["--trace", "azure-conv"], ["--trace", "mooncake"], ["--prompts", "mt-bench"]]
+)
+def test_shipped_data_works_by_name(source: list[str]) -> None:
+    error = run(*source).exception
+
+    assert isinstance(error, LoadError)
+    assert str(error) == f"No answer from {NOBODY}: no connection."

@@ -1,0 +1,86 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import app.commands.serve
+from app.cli import main
+from app.settings import Settings
+from engine.errors import ModelError
+
+
+class Started:
+    """Stands in for the server; keeps what it was started with."""
+
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
+        self.url = ""
+
+    def __call__(self, settings: Settings, sockets: list[Any], url: str) -> None:
+        assert sockets
+        self.settings, self.url = settings, url
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    server = Started()
+    monkeypatch.setattr(app.commands.serve, "run_server", server)
+    monkeypatch.setattr(app.commands.serve, "resolve_model", Path)
+    monkeypatch.setattr(app.commands.serve, "check_model", lambda path: None)
+    monkeypatch.setattr(app.commands.serve, "configure_logging", lambda level: None)
+    return server
+
+
+def serve(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Result:
+    given = ["serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *arguments]
+    return CliRunner().invoke(main, given, env=env)
+
+
+def test_flags_become_settings(started: Started, tmp_path: Path) -> None:
+    result = serve(
+        tmp_path, "--kv-memory", "64MiB", "--allowed-host", "a", "--allowed-host", "b", "--dtype", "fp32"
+    )
+    assert result.exit_code == 0, result.output
+    assert started.settings == Settings(
+        port=0,
+        data_dir=tmp_path / "data",
+        kv_memory=2**26,
+        allowed_host=("a", "b"),
+        dtype="fp32",
+    )
+    assert started.url.startswith("http://127.0.0.1:")
+
+
+def test_variables_become_settings_and_flags_win(started: Started, tmp_path: Path) -> None:
+    env = {"PAGEGLASS_MAX_NUM_SEQS": "3", "PAGEGLASS_BLOCK_SIZE": "4", "PAGEGLASS_ALLOWED_HOST": "a b"}
+    result = serve(tmp_path, "--block-size", "8", env=env)
+    assert result.exit_code == 0, result.output
+    assert started.settings is not None
+    assert (started.settings.max_num_seqs, started.settings.block_size) == (3, 8)
+    assert started.settings.allowed_host == ("a", "b")
+
+
+def test_a_wrong_variable_is_named(started: Started, tmp_path: Path) -> None:
+    result = serve(tmp_path, env={"PAGEGLASS_BLOCK_SIZE": "1000"})
+    assert result.exit_code == 2
+    assert "PAGEGLASS_BLOCK_SIZE" in result.output
+    assert "allowed: 1 to 256" in result.output
+    assert started.settings is None
+
+
+def test_a_server_that_others_can_reach_is_warned_about(started: Started, tmp_path: Path) -> None:
+    assert "--allowed-host" in serve(tmp_path, "--host", "0.0.0.0").output  # noqa: S104 - the server is a stand-in
+    assert "--allowed-host" not in serve(tmp_path).output
+
+
+def test_an_error_for_users_is_one_line(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise ModelError(f"{path} is\nno model.")
+
+    monkeypatch.setattr(app.commands.serve, "check_model", refuse)
+    result = serve(tmp_path, "--model", "x")
+    assert (result.exit_code, result.output) == (2, "pageglass: x is no model.\n")
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,133 @@
+import asyncio
+import time
+
+import pytest
+
+from app.engine_thread import OUTBOX_STEPS, EngineThread, Submit, ThreadEvents
+from engine.errors import EngineError
+from engine.records import StepResult
+from engine.sampling_params import SamplingParams
+from engine.sequence import EngineRequest
+from tests.support.api import until
+from tests.support.fake_engine import FakeEngine
+
+Results = list[tuple[StepResult, str | None]]
+
+
+def make_request(request_id: str, max_tokens: int) -> EngineRequest:
+    params = SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(request_id=request_id, prompt_token_ids=[1, 2, 3], sampling_params=params)
+
+
+class Recorder:
+    """Keeps what the thread reports."""
+
+    def __init__(self) -> None:
+        self.results: Results = []
+        self.largest = 0
+        self.loaded = asyncio.Event()
+        self.failures: list[str] = []
+
+    def make_thread(self, engine: FakeEngine) -> EngineThread:
+        events = ThreadEvents(
+            on_progress=lambda _: None,
+            on_loaded=lambda _, __: self.loaded.set(),
+            on_results=self._take,
+            on_failed=self.failures.append,
+        )
+        return EngineThread(engine.load, events)
+
+    def _take(self, results: Results) -> None:
+        self.largest = max(self.largest, len(results))
+        self.results += results
+
+    @property
+    def steps(self) -> list[int]:
+        return [result.record.step for result, _ in self.results]
+
+
+async def submit(thread: EngineThread, *requests: EngineRequest) -> None:
+    admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    thread.send(Submit(list(requests), admitted))
+    await admitted
+
+
+async def test_a_loop_that_lags_makes_the_engine_wait_and_loses_nothing() -> None:
+    engine, recorder = FakeEngine(num_blocks=1024, max_model_len=4096), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    await submit(thread, make_request("r", 1000))
+    time.sleep(0.5)  # noqa: ASYNC251 - the lag under test: enough for all 1,000 steps
+    await until(lambda: not engine.core.has_work)
+    await until(lambda: len(recorder.steps) == 1000)
+    assert recorder.steps == list(range(1, 1001))
+    assert recorder.largest <= OUTBOX_STEPS
+    await thread.stop(5)
+    assert not thread.is_alive
+
+
+async def test_stopping_ends_an_engine_that_waits_for_the_loop() -> None:
+    engine, recorder = FakeEngine(num_blocks=1024, max_model_len=4096), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    await submit(thread, make_request("r", 4000))
+    time.sleep(0.2)  # noqa: ASYNC251 - the outbox fills up
+    await thread.stop(5)
+    assert not thread.is_alive
+
+
+async def test_an_idle_engine_records_what_changes_without_a_step() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    with pytest.raises(EngineError, match="tokens"):
+        await submit(
+            thread,
+            make_request("good", 5),
+            EngineRequest(
+                request_id="good", choice_index=1, prompt_token_ids=[], sampling_params=SamplingParams()
+            ),
+        )
+    await until(lambda: len(recorder.results) == 1)
+    record = recorder.results[0][0].record
+    assert [type(event).__name__ for event in record.events] == ["Arrived", "Rejected", "Finished"]
+    assert engine.runner.num_steps == 0
+    await thread.stop(5)
+
+
+async def test_a_request_that_comes_after_the_end_is_refused() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    engine.runner.gate.clear()
+    await submit(thread, make_request("first", 5))
+    admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stopping = asyncio.create_task(thread.stop(10))
+    await asyncio.sleep(0)
+    thread.send(Submit([make_request("late", 5)], admitted))
+    engine.runner.gate.set()
+    with pytest.raises(EngineError, match="stopped"):
+        await admitted
+    await stopping
+
+
+async def test_broken_books_are_noticed_while_idle_and_the_pool_is_rebuilt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    engine.core.scheduler.kv.pool.blocks[3].ref_cnt = 1
+    thread.start()
+    await until(lambda: len(recorder.results) == 1)
+    result, error = recorder.results[0]
+    assert error is not None
+    assert "EngineInvariantError" in error
+    assert (result.record.num_free, result.record.num_used) == (64, 0)
+    assert recorder.failures == []
+    engine.core.check_integrity()
+    assert "A step failed" in caplog.text
+    await thread.stop(5)

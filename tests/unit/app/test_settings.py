@@ -1,0 +1,114 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from app.cli import main
+from app.settings import (
+    DEFAULT_KV_MEMORY_BYTES,
+    SETTINGS,
+    Settings,
+    check_environment,
+    make_settings,
+    parse_size,
+    render_documentation,
+)
+from engine.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    """Renew it with: python -m app.settings > docs/settings.md."""
+    assert (REPOSITORY / "docs" / "settings.md").read_text(encoding="utf-8") == render_documentation()
+
+
+def test_every_setting_is_a_flag_of_serve_and_says_what_it_does() -> None:
+    text = CliRunner().invoke(main, ["serve", "--help"], terminal_width=200).output
+    for setting in SETTINGS:
+        assert setting.flag in text
+        assert setting.variable in text
+        assert setting.option.help.endswith(".")
+
+
+def test_defaults_are_within_their_own_limits() -> None:
+    defaults = Settings()
+    for setting in SETTINGS:
+        value = getattr(defaults, setting.name)
+        if setting.option.low is not None and value is not None:
+            assert setting.parse(str(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1GiB", 2**30),
+        ("512MiB", 2**29),
+        ("2GB", 2 * 10**9),
+        ("1.5kib", 1536),
+        ("64 MiB", 2**26),
+        ("100", 100),
+    ],
+)
+def test_sizes_take_units(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1XB", "-1GiB", "1e9", "1GiB2", "nan"])
+def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
+    with pytest.raises(ConfigError, match="write it like 1GiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("port", "65536", "port is 65536; allowed: 0 to 65535"),
+        ("port", "-1", "port is -1"),
+        ("block_size", "0", "block_size is 0; allowed: 1 to 256"),
+        ("device", "tpu", "device is 'tpu'; allowed: auto, cpu, cuda"),
+        ("policy", "priority", "policy is 'priority'; allowed: fcfs"),
+        ("dtype", "q4", "dtype is 'q4'; allowed: auto, fp32, bf16"),
+        ("max_num_seqs", "many", "max_num_seqs: 'many' is not a whole number"),
+        ("kv_memory", "0", "kv_memory is 0; allowed: 1 or more"),
+        ("shutdown_timeout", "nan", "shutdown_timeout is nan"),
+    ],
+)
+def test_an_error_names_the_setting_and_what_is_allowed(name: str, text: str, message: str) -> None:
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    with pytest.raises(ConfigError, match=message):
+        setting.parse(text)
+
+
+def test_an_unknown_variable_is_an_error_that_names_the_nearest() -> None:
+    check_environment(["PAGEGLASS_PORT", "PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER", "PATH"])
+    with pytest.raises(ConfigError, match="PAGEGLASS_PROT is not known; did you mean PAGEGLASS_PORT"):
+        check_environment(["PATH", "PAGEGLASS_PROT"])
+
+
+def test_an_unknown_flag_suggests_the_nearest() -> None:
+    result = CliRunner().invoke(main, ["serve", "--prot", "1"])
+    assert result.exit_code == 2
+    assert "--port" in result.output
+
+
+def test_the_cache_is_sized_one_way_only() -> None:
+    assert make_settings({}).kv_memory_bytes == DEFAULT_KV_MEMORY_BYTES
+    assert make_settings({"num_blocks": 4}).kv_memory_bytes is None
+    assert make_settings({"num_blocks": 4}).make_engine_config().num_blocks == 4
+    with pytest.raises(ConfigError, match="kv_memory and num_blocks"):
+        make_settings({"num_blocks": 4, "kv_memory": 2**20})
+
+
+def test_the_model_is_named_after_its_path_unless_told_otherwise() -> None:
+    assert Settings(model="/models/qwen3-0.6b/").model_name == "qwen3-0.6b"
+    assert Settings(model="a/b.gguf").model_name == "b"
+    assert Settings(model="a/b.gguf", served_model_name="mine").model_name == "mine"
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = Settings()
+    with pytest.raises(AttributeError):
+        settings.port = 1  # type: ignore[misc]
+    assert msgspec.structs.replace(settings, port=1).port == 1

@@ -1,0 +1,116 @@
+"""What the live page says, from snapshots of small engines."""
+
+import pytest
+
+from app.realtime.hub import EventHub
+from app.web.live_context import (
+    MAX_ROWS,
+    REASON_WORDS,
+    STATE_WORDS,
+    describe_reasons,
+    format_age,
+    make_panels,
+    make_tables,
+    short_id,
+)
+from app.web.templating import NO_VALUE
+from engine.core import EngineCore
+from engine.records import StopReason
+from engine.snapshot import BlockState
+from tests.builders import make_core, make_request, random_run
+
+
+def hub_of(core: EngineCore, steps: int) -> EventHub:
+    hub = EventHub("s")
+    hub.open(core.config, "m")
+    for _ in range(steps):
+        hub.publish([core.step().record])
+    return hub
+
+
+def test_while_the_model_loads_the_panels_are_empty_and_say_so() -> None:
+    panels = make_panels(EventHub("s"))
+    assert not panels.is_open
+    assert (panels.num_blocks, panels.used_text, panels.running, panels.waiting) == (0, NO_VALUE, [], [])
+    assert make_tables(EventHub("s"))["by_state"] == []
+
+
+def test_a_running_request_shows_how_far_it_is() -> None:
+    core = make_core(num_blocks=32, max_num_batched_tokens=8, max_model_len=64)
+    core.add_request(make_request("chatcmpl-0123456789ab", prompt=20, max_tokens=20))
+    hub = hub_of(core, 1)
+    (row,) = make_panels(hub).running
+    assert (row.short_id, row.state, row.detail) == ("01234567", "prefill", "40%")
+    assert [(part.kind, part.x, part.width) for part in row.bar] == [("computed", 0, 200), ("todo", 200, 300)]
+    for _ in range(4):
+        hub.publish([core.step().record])
+    (row,) = make_panels(hub).running
+    assert (row.state, row.detail) == ("decode", "3 tokens")
+    assert row.bar[-1].kind == "generated"
+
+
+def test_a_waiting_request_says_why_and_since_when() -> None:
+    core = make_core(num_blocks=2, max_num_seqs=4, max_model_len=8)
+    for number in range(3):
+        core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2))
+    hub = hub_of(core, 1)
+    panels = make_panels(hub)
+    assert panels.num_waiting == len(panels.waiting) == 2
+    arrived_ns = hub.snapshot.waiting[0].arrived_ns if hub.snapshot else 0
+    (row, _) = make_panels(hub, arrived_ns + 2_500_000_000).waiting
+    assert row.detail == f"2.5 s: {REASON_WORDS[StopReason.NO_FREE_BLOCKS]}"
+
+
+def test_the_bar_of_a_row_never_leaves_its_frame() -> None:
+    hub = EventHub("s")
+    for core, result in random_run(3, 400):
+        if hub.snapshot is None:
+            hub.open(core.config, "m")
+        hub.publish([result.record])
+        panels = make_panels(hub)
+        for row in panels.running + panels.waiting:
+            ends = [part.x + part.width for part in row.bar]
+            assert all(0 <= end <= 1000.2 for end in ends)
+            assert [part.x for part in row.bar] == sorted(part.x for part in row.bar)
+
+
+def test_the_table_counts_every_block_once() -> None:
+    hub = EventHub("s")
+    for core, result in random_run(5, 300):
+        if hub.snapshot is None:
+            hub.open(core.config, "m")
+        hub.publish([result.record])
+        assert hub.snapshot is not None
+        tables = make_tables(hub)
+        counted = {name: num for name, _, num, _ in tables["by_state"]}
+        blocks = [hub.snapshot.block(block_id).state for block_id in range(core.config.num_blocks)]
+        assert counted == {state.name.lower(): blocks.count(state) for state in list(BlockState)[:5]}
+        for item in tables["by_request"]:
+            assert item["num_blocks"] == item["num_shared"] + item["num_full"] + item["num_tail"]
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    core = make_core(num_blocks=2, max_num_seqs=1, max_model_len=8)
+    for number in range(MAX_ROWS + 20):
+        core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2))
+    panels = make_panels(hub_of(core, 1))
+    assert len(panels.waiting) == MAX_ROWS
+    assert panels.num_waiting == MAX_ROWS + 19
+
+
+def test_every_state_and_reason_has_words() -> None:
+    assert set(STATE_WORDS) == set(BlockState)
+    assert [item.number for item in describe_reasons()] == list(StopReason)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (0.44, "0.4 s"), (42, "42 s"), (61, "1 min 01 s"), (3720, "1 h 02 min")],
+)
+def test_ages_are_written_in_the_unit_that_suits_them(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+def test_short_ids_keep_what_tells_requests_apart() -> None:
+    assert short_id("chatcmpl-0123456789ab") == "01234567"
+    assert short_id("r1") == "r1"
