@@ -1,0 +1,89 @@
+"""Pages for people: the live view and the parts of it that refresh themselves."""
+
+from typing import Any
+
+from litestar import Controller, Request, get
+from litestar.di import NamedDependency
+from litestar.response import Redirect, Template
+
+from app.engine_host import EngineHost
+from app.realtime.hub import EventHub
+from app.settings import Settings
+from app.web.live_context import (
+    describe_engine,
+    describe_reasons,
+    describe_states,
+    make_panels,
+    make_tables,
+)
+from app.web.templating import THEMES, theme_of
+
+_HEADERS = {"Vary": "HX-Request", "Cache-Control": "no-store"}
+"""A page shows one moment; the same address answers a whole page or a part of it."""
+
+
+class PagesController(Controller):
+    """`/live` and its parts."""
+
+    path = "/"
+    include_in_schema = False
+
+    @get("/", name="home")
+    async def home(self) -> Redirect:
+        """Send people to the live view."""
+        return Redirect("/live", headers=dict(_HEADERS))
+
+    @get("/live", name="live")
+    async def live(
+        self,
+        request: Request[Any, Any, Any],
+        hub: NamedDependency[EventHub],
+        host: NamedDependency[EngineHost],
+        settings: NamedDependency[Settings],
+    ) -> Template:
+        """Show the engine. Answers while the model loads, and says so."""
+        return _render(
+            "pages/live.html",
+            {
+                "theme": theme_of(request),
+                "themes": THEMES,
+                "model_name": settings.model_name,
+                "base_url": str(request.base_url).rstrip("/"),
+                "states": describe_states(),
+                "reasons": describe_reasons(),
+                "panels": make_panels(hub),
+                "tables": make_tables(hub),
+                **describe_engine(host),
+            },
+        )
+
+    @get("/live/panels", name="live-panels")
+    async def panels(
+        self,
+        request: Request[Any, Any, Any],
+        hub: NamedDependency[EventHub],
+        settings: NamedDependency[Settings],
+    ) -> Template:
+        """Return the request list and, for the status bar, the totals."""
+        return _render(
+            "partials/_panels.html",
+            {
+                "panels": make_panels(hub),
+                "model_name": settings.model_name,
+                "base_url": str(request.base_url).rstrip("/"),
+            },
+        )
+
+    @get("/live/tables", name="live-tables")
+    async def tables(self, hub: NamedDependency[EventHub]) -> Template:
+        """Return the grid as tables."""
+        return _render("partials/_tables.html", {"tables": make_tables(hub)})
+
+    @get("/live/status", name="live-status")
+    async def status(self, host: NamedDependency[EngineHost]) -> Template:
+        """Return the card that says how far loading is, or why it failed."""
+        return _render("partials/_engine_state.html", describe_engine(host))
+
+
+def _render(template_name: str, context: dict[str, Any]) -> Template:
+    return Template(template_name=template_name, context=context, headers=dict(_HEADERS))
