@@ -1,0 +1,153 @@
+"""`pageglass load`: push the requests of a trace, or a list of prompts, at a running server."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from app.commands.progress import ProgressLine
+from app.load.client import LoadClient, ServerInfo
+from app.load.files import LoadError
+from app.load.prompts import read_prompts
+from app.load.runner import LoadRun, report_progress
+from app.load.stats import LoadStats, progress_text, summary_lines
+from app.load.traces import Trace, TraceFormat, read_trace
+from app.load.workload import TraceOptions, Workload, prompt_workload, trace_workload
+from app.resources import data_file
+
+_TRACES = {"azure-conv": "azure-conv.csv", "mooncake": "mooncake.jsonl"}
+_PROMPTS = {"mt-bench": "mt-bench.jsonl"}
+_DEFAULT_SCALE = {TraceFormat.AZURE: 1.0, TraceFormat.MOONCAKE: 32.0}
+_EXIT_FAILED = 1
+_EXIT_INTERRUPTED = 130
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings:
+    """The options of the command, by their names."""
+
+    trace: str | None
+    prompts: str | None
+    url: str
+    rows: int
+    speed: float
+    scale: float | None
+    max_tokens: int
+    concurrency: int
+    seed: int
+    api_key: str | None
+    model: str | None
+    ignore_eos: bool
+
+
+@click.command()
+@click.option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL, or: azure-conv, mooncake.")
+@click.option("--prompts", metavar="FILE", help="MT-bench JSONL, or: mt-bench.")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL of the server.")
+@click.option("--rows", type=click.IntRange(min=1), default=100, show_default=True, help="First N rows.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Arrivals are this many times faster than recorded; 0 sends all at once.",
+)
+@click.option(
+    "--scale", type=_POSITIVE, help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]"
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Longest answer to a prompt.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=4096),
+    default=64,
+    show_default=True,
+    help="Most requests open at once.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the synthetic tokens.")
+@click.option("--api-key", help="Key for a server that asks for one.")
+@click.option("--model", help="Name of the model.  [default: the first one of the server]")
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    show_default=True,
+    help="Answers to a trace get their recorded length even if the model would stop.",
+)
+def load(**options: object) -> None:
+    """Push requests at a running server and report how it coped.
+
+    A trace gives arrival times and lengths; the texts are synthetic, with the sharing of the trace.
+    Exit code 0 if all went well, 1 if requests failed, 2 for bad input, 130 after Ctrl-C.
+    """
+    settings = LoadSettings(**options)  # type: ignore[arg-type]  # click has checked the types
+    if (settings.trace is None) == (settings.prompts is None):
+        raise click.UsageError("Give exactly one of --trace and --prompts.")
+    stats = asyncio.run(_run(settings, _read_input(settings)))
+    for line in summary_lines(stats):
+        click.echo(line)
+    if stats.num_cut_off or stats.num_not_sent:
+        raise click.exceptions.Exit(_EXIT_INTERRUPTED)
+    if stats.num_failed:
+        raise click.exceptions.Exit(_EXIT_FAILED)
+
+
+def _read_input(settings: LoadSettings) -> Trace | list[tuple[str, ...]]:
+    if settings.trace is not None:
+        return read_trace(_find_file(settings.trace, _TRACES), settings.rows)
+    return read_prompts(_find_file(settings.prompts or "", _PROMPTS), settings.rows)
+
+
+def _find_file(name: str, shipped: dict[str, str]) -> Path:
+    """Return the path of a file given by its path or by the name of a shipped one."""
+    path = Path(name).expanduser()
+    if name in shipped and not path.exists():
+        return data_file(shipped[name])
+    if not path.is_file():
+        raise LoadError(f"There is no file {name!r}; shipped are: {', '.join(shipped)}.")
+    return path
+
+
+async def _run(settings: LoadSettings, source: Trace | list[tuple[str, ...]]) -> LoadStats:
+    async with LoadClient(settings.url, concurrency=settings.concurrency, api_key=settings.api_key) as client:
+        info = await client.server_info(settings.model)
+        workload = _make_workload(settings, source, info)
+        run = LoadRun(workload, client.send, concurrency=settings.concurrency)
+        click.echo(f"{run.stats.num_planned} requests to {client.url}, model {info.model}", err=True)
+        line = ProgressLine()
+        reporting = asyncio.create_task(
+            report_progress(run.stats, lambda stats, rate: line.update(progress_text(stats, rate)))
+        )
+        try:
+            return await run.run()
+        finally:
+            reporting.cancel()
+            line.close()
+
+
+def _make_workload(
+    settings: LoadSettings, source: Trace | list[tuple[str, ...]], info: ServerInfo
+) -> Workload:
+    if not isinstance(source, Trace):
+        return prompt_workload(source, info.model, settings.max_tokens)
+    if info.max_model_len is None or info.vocab_size is None:
+        raise LoadError(
+            "The server does not tell max_model_len and vocab_size, which synthetic prompts need; "
+            "use --prompts, or a Pageglass server."
+        )
+    options = TraceOptions(
+        model=info.model,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        scale=settings.scale or _DEFAULT_SCALE[source.format],
+        speed=settings.speed,
+        seed=settings.seed,
+        ignore_eos=settings.ignore_eos,
+    )
+    return trace_workload(source, options)

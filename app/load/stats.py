@@ -1,0 +1,95 @@
+"""Counting a load run, and the words for it."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from app.load.client import Outcome
+
+_LABEL_WIDTH = 22
+
+
+@dataclass
+class LoadStats:
+    """Counts and times of one run; a request is in exactly one of the counts."""
+
+    num_planned: int = 0
+    num_running: int = 0
+    num_finished: int = 0
+    num_skipped: int = 0
+    num_cut_off: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    num_pieces: int = 0
+    num_output_tokens: int = 0
+    elapsed_s: float = 0.0
+    ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+    gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that ended with an error."""
+        return self.errors.total()
+
+    @property
+    def num_not_sent(self) -> int:
+        """Requests whose turn never came."""
+        ended = self.num_finished + self.num_failed + self.num_skipped + self.num_cut_off
+        return self.num_planned - ended - self.num_running
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a request that has ended."""
+        if outcome.is_over_context:
+            self.num_skipped += 1
+        elif outcome.error is not None:
+            self.errors[outcome.error] += 1
+        else:
+            self.num_finished += 1
+        self.num_output_tokens += outcome.num_output_tokens
+        if outcome.ttft_s is not None:
+            self.ttft_s.append(outcome.ttft_s)
+        self.gaps_s.extend(outcome.gaps_s)
+
+
+def progress_text(stats: LoadStats, tokens_per_s: float) -> str:
+    """Return the state of a run in one line."""
+    return (
+        f"running {stats.num_running}, finished {stats.num_finished}, failed {stats.num_failed}, "
+        f"skipped {stats.num_skipped} of {stats.num_planned}, {tokens_per_s:.1f} tok/s"
+    )
+
+
+def percentile(values: Iterable[float], percent: float) -> float | None:
+    """Return the nearest-rank percentile, None without values."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def summary_lines(stats: LoadStats) -> list[str]:
+    """Return the table at the end of a run."""
+    errors = ", ".join(f"{count} x {error}" for error, count in stats.errors.most_common())
+    rows = [
+        ("finished", str(stats.num_finished)),
+        ("failed", f"{stats.num_failed}  ({errors})" if errors else "0"),
+        ("skipped", f"{stats.num_skipped}  (over the context)" if stats.num_skipped else "0"),
+    ]
+    if stats.num_cut_off or stats.num_not_sent:
+        rows.append(("stopped", f"{stats.num_cut_off} cut off, {stats.num_not_sent} not sent"))
+    rate = stats.num_output_tokens / stats.elapsed_s if stats.elapsed_s else 0.0
+    rows += [
+        ("time to first token", _percentiles_text(stats.ttft_s)),
+        ("between tokens", _percentiles_text(stats.gaps_s)),
+        ("output", f"{stats.num_output_tokens} tokens in {stats.elapsed_s:.1f} s, {rate:.1f} tok/s"),
+    ]
+    return [f"{label:{_LABEL_WIDTH}}{value}" for label, value in rows]
+
+
+def _percentiles_text(values_s: Iterable[float]) -> str:
+    ordered = sorted(values_s)
+    p50, p99 = percentile(ordered, 50), percentile(ordered, 99)
+    if p50 is None or p99 is None:
+        return "-"
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms"

@@ -1,0 +1,46 @@
+from app.load.client import Outcome
+from app.load.stats import LoadStats, percentile, progress_text, summary_lines
+
+
+def test_percentile_is_the_nearest_rank() -> None:
+    values = [float(value) for value in range(100, 0, -1)]
+
+    assert [percentile(values, percent) for percent in (0, 50, 99, 100)] == [1, 50, 99, 100]
+    assert percentile([7.0], 99) == 7
+    assert percentile([], 50) is None
+
+
+def test_summary_tells_counts_errors_and_times() -> None:
+    stats = LoadStats(num_planned=7, num_skipped=1, num_cut_off=1, elapsed_s=2.0)
+    stats.add(Outcome(ttft_s=0.1, gaps_s=[0.01, 0.02], num_output_tokens=3))
+    stats.add(Outcome(error="503 busy"))
+    stats.add(Outcome(error="503 busy"))
+    stats.add(Outcome(error="no connection"))
+
+    assert summary_lines(stats) == [
+        "finished              1",
+        "failed                3  (2 x 503 busy, 1 x no connection)",
+        "skipped               1  (over the context)",
+        "stopped               1 cut off, 1 not sent",
+        "time to first token   p50 100.0 ms, p99 100.0 ms",
+        "between tokens        p50 10.0 ms, p99 20.0 ms",
+        "output                3 tokens in 2.0 s, 1.5 tok/s",
+    ]
+
+
+def test_summary_of_nothing_has_no_made_up_numbers() -> None:
+    assert summary_lines(LoadStats()) == [
+        "finished              0",
+        "failed                0",
+        "skipped               0",
+        "time to first token   -",
+        "between tokens        -",
+        "output                0 tokens in 0.0 s, 0.0 tok/s",
+    ]
+
+
+def test_progress_names_all_counts() -> None:
+    stats = LoadStats(num_planned=9, num_running=2, num_finished=3, num_skipped=1)
+    stats.add(Outcome(error="x"))
+
+    assert progress_text(stats, 12.34) == "running 2, finished 3, failed 1, skipped 1 of 9, 12.3 tok/s"
