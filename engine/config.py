@@ -50,7 +50,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.num_blocks * self.watermark)
 
     def validate(self) -> None:
-        """Raise `ConfigError` naming the first setting that cannot work."""
+        """Raise `ConfigError` naming the first number that cannot work; the scheduler checks the names."""
         _check("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         _check("num_blocks", self.num_blocks, 1, MAX_NUM_BLOCKS)
         _check("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -61,6 +61,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs "
                 f"({self.max_num_seqs}): some sequences would not advance; raise the one or lower the other."
+            )
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}, but the pool holds {self.num_blocks} blocks of "
+                f"{self.block_size} tokens: a sequence of that length could never run."
             )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}; allowed: 0 to below 1.")

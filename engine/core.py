@@ -5,20 +5,11 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import EngineInvariantError
-from engine.records import (
-    BatchEntry,
-    Finished,
-    RecordKind,
-    Reset,
-    StepRecord,
-    StepResult,
-    StopReason,
-    TokenOutput,
-)
+from engine.records import RecordKind, Reset, StepRecord, StepResult
 from engine.runner.base import ModelRunner
 from engine.scheduling.output import SchedulerOutput
 from engine.scheduling.scheduler import Scheduler
-from engine.sequence import EngineRequest, FinishReason
+from engine.sequence import EngineRequest
 
 
 class EngineCore:
@@ -57,7 +48,11 @@ class EngineCore:
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue one choice of a request; raises `RequestError` if it can never be served."""
-        self.scheduler.add(request, self._wall_ns())
+        self.add_requests([request])
+
+    def add_requests(self, requests: list[EngineRequest]) -> None:
+        """Queue all choices of a request, or none: raises `RequestError` if one can never be served."""
+        self.scheduler.add(requests, self._wall_ns())
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request at once; unknown ids are ignored."""
@@ -73,68 +68,53 @@ class EngineCore:
         output = self.scheduler.schedule()
         scheduled = self._clock_ns()
         result = self.runner.execute(output)
-        computed = self._clock_ns()
-        batch = self.scheduler.update_from_output(output, result.token_ids)
-        self._step += 1
-        host_ns = self._clock_ns() - computed + (computed - scheduled - result.forward_ns - result.sample_ns)
+        self.scheduler.update_from_output(output, result.token_ids)
+        model_ns = result.forward_ns + result.sample_ns
+        host_ns = self._clock_ns() - scheduled - model_ns
         durations = (scheduled - started, result.forward_ns, result.sample_ns, host_ns)
-        return self._take_result(RecordKind.STEP, t_ns, durations, output, batch)
+        return self._take_result(RecordKind.STEP, t_ns, durations, output)
 
     def flush(self) -> StepResult | None:
-        """Return a record of changes made since the last one, None if there were none."""
+        """Return a record of what changed since the last one, None if nothing did.
+
+        For an engine that has no work; one that has says it with its next step.
+        """
+        if self.has_work:
+            raise EngineInvariantError("there is work: step, do not flush")
         if not self.scheduler.events:
             return None
-        self._step += 1
-        stop_reason = StopReason.QUEUE_EMPTY if not len(self.scheduler.waiting) else StopReason.PAUSED
-        output = SchedulerOutput(stop_reason=stop_reason)
-        return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), output, [])
+        return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
 
     def fail_all(self, error: str) -> StepResult:
-        """End everything with an error and start over with an empty pool (a step has failed)."""
-        events, outputs = self.scheduler.events, self.scheduler.outputs
-        for sequence in self.scheduler.open_sequences():
-            events.append(
-                Finished(sequence.seq_id, sequence.slot, FinishReason.ERROR, sequence.num_output_tokens)
-            )
-            outputs.append(
-                TokenOutput(
-                    sequence.seq_id, sequence.request_id, sequence.choice_index, -1, FinishReason.ERROR
-                )
-            )
-        events.append(Reset(error))
-        num_arrived = self.scheduler.num_arrived
+        """End everything with an error and start over with an empty pool (a step has failed).
+
+        What the failed step had booked stays in the record; block operations are void after a reset.
+        """
+        failed = self.scheduler
+        failed.fail_all()
         self.scheduler = self._make_scheduler()
-        self.scheduler.num_arrived = num_arrived
-        self.scheduler.events, self.scheduler.outputs = events, outputs
+        self.scheduler.num_arrived = failed.num_arrived
+        self.scheduler.events = [*failed.events, Reset(error)]
+        self.scheduler.outputs, self.scheduler.batch = failed.outputs, failed.batch
         self.runner.reset()
-        result = self.flush()
-        if result is None:
-            raise EngineInvariantError("a reset left no record")
-        return result
+        return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
 
     def _take_result(
-        self,
-        kind: RecordKind,
-        t_ns: int,
-        durations: tuple[int, int, int, int],
-        output: SchedulerOutput,
-        batch: list[BatchEntry],
+        self, kind: RecordKind, t_ns: int, durations: tuple[int, int, int, int], output: SchedulerOutput
     ) -> StepResult:
         scheduler = self.scheduler
         pool = scheduler.kv.pool
-        events, scheduler.events = scheduler.events, []
-        outputs, scheduler.outputs = scheduler.outputs, []
         record = StepRecord(
-            step=self._step,
+            step=self._step + 1,
             kind=kind,
             t_ns=t_ns,
             schedule_ns=durations[0],
             forward_ns=durations[1],
             sample_ns=durations[2],
             host_ns=durations[3],
-            batch=batch,
-            block_ops=scheduler.kv.take_ops(),
-            events=events,
+            batch=scheduler.batch,
+            block_ops=pool.ops,
+            events=scheduler.events,
             stop_reason=output.stop_reason,
             prefix_pending=output.prefix_pending,
             token_budget=self.config.max_num_batched_tokens,
@@ -144,7 +124,11 @@ class EngineCore:
             num_cached=pool.num_cached,
             num_used=pool.num_used,
         )
-        return StepResult(record, outputs)
+        result = StepResult(record, scheduler.outputs)
+        # Only now, when the record exists: a number or an event without a record would be lost.
+        self._step += 1
+        scheduler.batch, scheduler.events, scheduler.outputs, pool.ops = [], [], [], []
+        return result
 
     def check_integrity(self) -> None:
         """Raise `EngineInvariantError` if the books do not add up."""

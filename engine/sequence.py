@@ -43,14 +43,20 @@ class Sequence:
 
     `token_ids` holds the prompt and then the generated tokens. `num_computed_tokens` of them have
     their KV in the blocks of `block_table` (block i holds tokens [i * block_size, (i + 1) *
-    block_size)). `num_cached_tokens` of those came from the prefix cache at the last admission.
+    block_size)). `num_cached_tokens` of the prompt came from the prefix cache at the first admission.
     `slot` is a small number below max_num_seqs while running (it names the sequence's colour and
-    row), -1 otherwise. `block_hashes` are the chained hashes of its full blocks, extended as needed.
+    row), -1 otherwise.
+
+    `block_hashes` are the chained hashes of its full blocks, `block_tokens` their token ids as bytes.
+    `prefix_hits` is the last result of the prefix lookup, good as long as nothing was evicted since
+    `prefix_hits_epoch`; `awaited_hash` the block that it lets a running sequence compute.
     """
 
     __slots__ = (
+        "awaited_hash",
         "block_hashes",
         "block_table",
+        "block_tokens",
         "cache_salt",
         "choice_index",
         "last_slot",
@@ -59,6 +65,8 @@ class Sequence:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "prefix_hits",
+        "prefix_hits_epoch",
         "request_id",
         "sampling_params",
         "seq_id",
@@ -85,6 +93,10 @@ class Sequence:
         self.last_slot = -1
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
+        self.block_tokens: list[bytes] = []
+        self.prefix_hits: list[int] = []
+        self.prefix_hits_epoch = 0
+        self.awaited_hash: bytes | None = None
 
     @property
     def num_tokens(self) -> int:

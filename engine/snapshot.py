@@ -102,7 +102,7 @@ class Totals(msgspec.Struct):
     num_recomputed_tokens: int = 0
     """Tokens that had to be computed again after a preemption: lost ones less those still cached."""
     num_prefill_tokens: int = 0
-    """Tokens computed to build context: prompts and recomputation."""
+    """Tokens computed in entries that are not shown as decode (`BatchEntry.is_decode`)."""
     num_output_tokens: int = 0
     num_resets: int = 0
 
@@ -141,10 +141,16 @@ class EngineSnapshot:
 
     @property
     def waiting(self) -> list[SequenceView]:
-        """Sequences without a slot, in order of arrival."""
-        return sorted(
+        """Sequences without a slot, in order of arrival, each with its reason."""
+        views = sorted(
             (view for view in self.sequences.values() if view.slot < 0), key=lambda view: view.seq_id
         )
+        if self.last_record is not None:
+            pending = set(self.last_record.prefix_pending)
+            reason = StopReason(self.last_record.stop_reason).name.lower()
+            for view in views:
+                view.reason = StopReason.PREFIX_PENDING.name.lower() if view.seq_id in pending else reason
+        return views
 
     def block(self, block_id: int) -> BlockView:
         """Describe one block."""
@@ -219,7 +225,6 @@ class EngineSnapshot:
             self._apply_batch_entry(entry, changed)
         if record.batch:
             self.last_batch = record
-        self._apply_waiting_reasons(record)
         counts = (self.num_free, self.num_cached, self.num_used)
         if counts != (record.num_free, record.num_cached, record.num_used):
             raise EngineInvariantError(
@@ -354,15 +359,6 @@ class EngineSnapshot:
             view.slot = -1
             view.block_table = []
         return view
-
-    def _apply_waiting_reasons(self, record: StepRecord) -> None:
-        if record.num_waiting == 0:
-            return
-        pending = set(record.prefix_pending)
-        reason = StopReason(record.stop_reason).name.lower()
-        for view in self.sequences.values():
-            if view.slot < 0:
-                view.reason = StopReason.PREFIX_PENDING.name.lower() if view.seq_id in pending else reason
 
 
 def _sequence_to_dict(view: SequenceView) -> dict[str, Any]:

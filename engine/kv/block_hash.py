@@ -15,18 +15,24 @@ def root_hash(cache_salt: str | None) -> bytes:
     """Return the chain's start; extras are tagged by kind so that two kinds can never look alike."""
     if cache_salt is None:
         return b""
-    return hashlib.sha256(b"salt:" + cache_salt.encode()).digest()
+    return hashlib.sha256(b"salt:" + cache_salt.encode("utf-8", "surrogatepass")).digest()
 
 
-def hash_block(parent: bytes, token_ids: tuple[int, ...]) -> bytes:
-    """Return the 32-byte hash of a full block after `parent`."""
-    return hashlib.sha256(parent + array("I", token_ids).tobytes()).digest()
+def hash_block(parent: bytes, tokens: bytes) -> bytes:
+    """Return the 32-byte hash of a full block, given its token ids as bytes, after `parent`."""
+    return hashlib.sha256(parent + tokens).digest()
 
 
 def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
-    """Hash the sequence's full blocks that have no hash yet."""
-    hashes = sequence.block_hashes
-    for index in range(len(hashes), len(sequence.token_ids) // block_size):
-        parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
-        start = index * block_size
-        hashes.append(hash_block(parent, tuple(sequence.token_ids[start : start + block_size])))
+    """Hash the sequence's full blocks that have no hash yet, and keep their tokens as bytes."""
+    hashes, tokens = sequence.block_hashes, sequence.block_tokens
+    first, last = len(hashes), len(sequence.token_ids) // block_size
+    if first == last:
+        return
+    packed = array("I", sequence.token_ids[first * block_size : last * block_size])
+    data, width = packed.tobytes(), packed.itemsize * block_size
+    parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+    for start in range(0, len(data), width):
+        tokens.append(data[start : start + width])
+        parent = hash_block(parent, tokens[-1])
+        hashes.append(parent)

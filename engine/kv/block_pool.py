@@ -18,9 +18,9 @@ HASH_PREFIX_BYTES = 8
 
 
 class KVCacheBlock:
-    """One block. `block_hash` is set while its content can be found by hash."""
+    """One block. `block_hash`, `parent_hash` and `tokens` are set while it can be found by hash."""
 
-    __slots__ = ("block_hash", "block_id", "last_slot", "parent_hash", "ref_cnt", "token_ids")
+    __slots__ = ("block_hash", "block_id", "last_slot", "parent_hash", "ref_cnt", "tokens")
 
     def __init__(self, block_id: int) -> None:
         """Start blank and free."""
@@ -28,7 +28,7 @@ class KVCacheBlock:
         self.ref_cnt = 0
         self.block_hash: bytes | None = None
         self.parent_hash: bytes = b""
-        self.token_ids: tuple[int, ...] = ()
+        self.tokens = b""
         self.last_slot = -1
 
 
@@ -44,6 +44,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_hash: dict[bytes, int] = {}
         self._num_cached = 0
+        self.num_evictions = 0
 
     @property
     def num_available(self) -> int:
@@ -69,7 +70,7 @@ class BlockPool:
         """Whether the block is unreferenced."""
         return block_id in self._free
 
-    def find(self, block_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]) -> int | None:
+    def find(self, block_hash: bytes, parent_hash: bytes, tokens: bytes) -> int | None:
         """Return the block that holds these tokens after this parent, or None.
 
         Tokens and parent are compared, not only the hash: a collision must never serve foreign KV.
@@ -78,7 +79,7 @@ class BlockPool:
         if block_id is None:
             return None
         block = self.blocks[block_id]
-        if block.token_ids != token_ids or block.parent_hash != parent_hash:
+        if block.tokens != tokens or block.parent_hash != parent_hash:
             return None
         return block_id
 
@@ -102,7 +103,7 @@ class BlockPool:
         self.ops.append(BlockOp(BlockOpKind.HIT, block_id, slot))
 
     def store_hash(
-        self, block_id: int, slot: int, block_hash: bytes, parent_hash: bytes, token_ids: tuple[int, ...]
+        self, block_id: int, slot: int, block_hash: bytes, parent_hash: bytes, tokens: bytes
     ) -> None:
         """Publish a full, written block. If the same content is published already, do nothing."""
         block = self.blocks[block_id]
@@ -110,7 +111,7 @@ class BlockPool:
             raise EngineInvariantError(f"block {block_id} has a hash already")
         if block_hash in self._by_hash:
             return
-        block.block_hash, block.parent_hash, block.token_ids = block_hash, parent_hash, token_ids
+        block.block_hash, block.parent_hash, block.tokens = block_hash, parent_hash, tokens
         self._by_hash[block_hash] = block_id
         self.ops.append(
             BlockOp(BlockOpKind.STORE, block_id, slot, int.from_bytes(block_hash[:HASH_PREFIX_BYTES], "big"))
@@ -140,17 +141,13 @@ class BlockPool:
                     self._num_cached += 1
         return num_released
 
-    def take_ops(self) -> list[BlockOp]:
-        """Return the operations since the last call, in order."""
-        ops, self.ops = self.ops, []
-        return ops
-
     def _evict(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             raise EngineInvariantError(f"block {block.block_id} has no hash to drop")
         del self._by_hash[block.block_hash]
-        block.block_hash, block.parent_hash, block.token_ids = None, b"", ()
+        block.block_hash, block.parent_hash, block.tokens = None, b"", b""
         self._num_cached -= 1
+        self.num_evictions += 1
         self.ops.append(BlockOp(BlockOpKind.EVICT, block.block_id, block.last_slot))
 
     def check_integrity(self) -> None:

@@ -2,15 +2,15 @@
 
 Of a sequence's tokens, by position:
 
-    [0, num_cached)              KV found in the prefix cache at admission; shared blocks, always full
-    [num_cached, num_computed)   KV computed by this sequence; full ones of these are published
-    [num_computed, num_tokens)   not computed yet; blocks exist only for what this step computes
+    [0, hits * block_size)         KV found in the prefix cache at this admission; shared, always full
+    [.., num_computed_tokens)      KV computed by this sequence; full blocks of these are published
+    [num_computed_tokens, ..)      not computed yet; blocks exist only for what this step computes
 """
 
 from engine.errors import EngineInvariantError
 from engine.kv.block_hash import extend_block_hashes, root_hash
 from engine.kv.block_pool import BlockPool
-from engine.records import BlockOp, FreeCause
+from engine.records import FreeCause
 from engine.sequence import Sequence
 
 
@@ -26,31 +26,43 @@ class KVCacheManager:
         self._pending: dict[bytes, int] = {}
 
     def get_computed_blocks(self, sequence: Sequence) -> list[int]:
-        """Return the blocks of the longest cached prefix. Changes nothing but the sequence's hashes.
+        """Return the blocks of the longest cached prefix. Changes nothing but what the sequence remembers.
 
-        At least the last token is left to compute: its logits are what the sequence waits for.
+        At least the last token is left to compute: its logits are what the sequence waits for. The
+        lookup goes on from the last one's result unless a block was evicted meanwhile.
         """
         if not self.enable_prefix_caching:
             return []
         extend_block_hashes(sequence, self.block_size)
-        hits: list[int] = []
-        max_hits = (sequence.num_tokens - 1) // self.block_size
-        parent = root_hash(sequence.cache_salt)
-        for index, block_hash in enumerate(sequence.block_hashes[:max_hits]):
-            block_id = self.pool.find(block_hash, parent, self._block_tokens(sequence, index))
+        if sequence.prefix_hits_epoch != self.pool.num_evictions:
+            sequence.prefix_hits = []
+            sequence.prefix_hits_epoch = self.pool.num_evictions
+        hits, hashes = sequence.prefix_hits, sequence.block_hashes
+        for index in range(len(hits), (sequence.num_tokens - 1) // self.block_size):
+            block_id = self.pool.find(
+                hashes[index], self._parent(sequence, index), sequence.block_tokens[index]
+            )
             if block_id is None:
                 break
             hits.append(block_id)
-            parent = block_hash
         return hits
 
     def is_prefix_pending(self, sequence: Sequence, num_hits: int) -> bool:
-        """Whether the next block after the hits is just being computed by a running sequence."""
+        """Whether the next block after the hits is just being computed by a running sequence.
+
+        Remembers the block, so that `still_awaits_prefix` need not look up anything.
+        """
         max_hits = (sequence.num_tokens - 1) // self.block_size
-        return (
-            num_hits < min(max_hits, len(sequence.block_hashes))
-            and sequence.block_hashes[num_hits] in self._pending
-        )
+        if num_hits < min(max_hits, len(sequence.block_hashes)):
+            sequence.awaited_hash = sequence.block_hashes[num_hits]
+        return self.still_awaits_prefix(sequence)
+
+    def still_awaits_prefix(self, sequence: Sequence) -> bool:
+        """Whether the block that the sequence waited for is still being computed."""
+        if sequence.awaited_hash in self._pending:
+            return True
+        sequence.awaited_hash = None
+        return False
 
     def num_blocks_needed(self, sequence: Sequence, num_tokens: int) -> int:
         """How many more blocks the sequence needs to hold its first `num_tokens` tokens."""
@@ -93,9 +105,13 @@ class KVCacheManager:
         extend_block_hashes(sequence, self.block_size)
         for index in range(first, last):
             block_hash = sequence.block_hashes[index]
-            parent = sequence.block_hashes[index - 1] if index else root_hash(sequence.cache_salt)
-            tokens = self._block_tokens(sequence, index)
-            self.pool.store_hash(sequence.block_table[index], sequence.slot, block_hash, parent, tokens)
+            self.pool.store_hash(
+                sequence.block_table[index],
+                sequence.slot,
+                block_hash,
+                self._parent(sequence, index),
+                sequence.block_tokens[index],
+            )
             if self._pending.get(block_hash) == sequence.seq_id:
                 del self._pending[block_hash]
 
@@ -108,19 +124,12 @@ class KVCacheManager:
         sequence.block_table = []
         return num_released
 
-    def take_ops(self) -> list[BlockOp]:
-        """Drain the pool's operations."""
-        return self.pool.take_ops()
-
     def check_integrity(self, running: list[Sequence], waiting: list[Sequence]) -> None:
         """Raise `EngineInvariantError` unless pool and block tables tell the same story."""
         self.pool.check_integrity()
         refs = [0] * self.pool.num_blocks
         for sequence in running:
-            if len(set(sequence.block_table)) != len(sequence.block_table):
-                raise EngineInvariantError(f"{sequence!r} holds a block twice")
-            if len(sequence.block_table) < -(-sequence.num_computed_tokens // self.block_size):
-                raise EngineInvariantError(f"{sequence!r} has fewer blocks than computed tokens")
+            self._check_table(sequence)
             for block_id in sequence.block_table:
                 refs[block_id] += 1
         for sequence in waiting:
@@ -135,6 +144,28 @@ class KVCacheManager:
         if not alive.issuperset(self._pending.values()):
             raise EngineInvariantError("a block is pending for a sequence that does not run")
 
-    def _block_tokens(self, sequence: Sequence, index: int) -> tuple[int, ...]:
-        start = index * self.block_size
-        return tuple(sequence.token_ids[start : start + self.block_size])
+    def _check_table(self, sequence: Sequence) -> None:
+        table = sequence.block_table
+        if len(set(table)) != len(table):
+            raise EngineInvariantError(f"{sequence!r} holds a block twice")
+        num_needed = -(-sequence.num_computed_tokens // self.block_size)
+        if not num_needed <= len(table) <= -(-sequence.num_tokens // self.block_size):
+            raise EngineInvariantError(f"{sequence!r} has too few or too many blocks")
+        for index, block_id in enumerate(table):
+            block = self.pool.blocks[block_id]
+            if block.block_hash is None:
+                continue
+            if (index + 1) * self.block_size > sequence.num_computed_tokens:
+                raise EngineInvariantError(
+                    f"{sequence!r}: block {block_id} can be found before it is written"
+                )
+            if (block.parent_hash, block.tokens) != (
+                self._parent(sequence, index),
+                sequence.block_tokens[index],
+            ):
+                raise EngineInvariantError(
+                    f"{sequence!r}: block {block_id} holds other tokens than it should"
+                )
+
+    def _parent(self, sequence: Sequence, index: int) -> bytes:
+        return sequence.block_hashes[index - 1] if index else root_hash(sequence.cache_salt)

@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
+from engine.errors import ConfigError
 from engine.sequence import Sequence
 
 
@@ -35,3 +36,15 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Go through them in order; the queue may change meanwhile."""
         return iter(self._sequences.copy())
+
+
+_QUEUES = {"fcfs": WaitingQueue}
+POLICIES = tuple(_QUEUES)
+"""Names that `make_waiting_queue` knows."""
+
+
+def make_waiting_queue(policy: str) -> WaitingQueue:
+    """Return an empty queue with the order called `policy`; `ConfigError` lists the known ones."""
+    if policy not in _QUEUES:
+        raise ConfigError(f"policy is {policy!r}; allowed: {', '.join(_QUEUES)}.")
+    return _QUEUES[policy]()

@@ -9,8 +9,10 @@ KV with preemption by recompute: Kwon et al., SOSP 2023, section 4.5.)
 Pure and deterministic: no clock, no randomness, no tensors.
 """
 
+import msgspec
+
 from engine.config import EngineConfig
-from engine.errors import ContextLengthError, EngineInvariantError, QueueFullError, RequestError
+from engine.errors import EngineInvariantError, QueueFullError, RequestError
 from engine.kv.cache_manager import KVCacheManager
 from engine.records import (
     Admitted,
@@ -26,15 +28,16 @@ from engine.records import (
 )
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.scheduling.preemption import choose_victim, make_preemption_policy
-from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.queue import make_waiting_queue
+from engine.scheduling.validation import check_request
 from engine.sequence import EngineRequest, FinishReason, Sequence, SequenceStatus
 
 
 class Scheduler:
     """Owns all sequences and, through `kv`, all blocks; nothing else changes them.
 
-    Every change is noted in `events` and in the pool's operations, which the engine core drains
-    into the step record.
+    Every change is noted in `events`, `batch` and the pool's operations, which the engine core drains
+    into the step record; `outputs` are for the callers of the engine.
     """
 
     def __init__(self, config: EngineConfig, *, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -43,10 +46,11 @@ class Scheduler:
         self.kv = KVCacheManager(
             config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
-        self.waiting = WaitingQueue()
+        self.waiting = make_waiting_queue(config.policy)
         self.running: list[Sequence] = []
         self.events: list[Event] = []
         self.outputs: list[TokenOutput] = []
+        self.batch: list[BatchEntry] = []
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._preemption = make_preemption_policy(config.preemption)
@@ -61,20 +65,35 @@ class Scheduler:
 
     # ------------------------------------------------------------------ requests
 
-    def add(self, request: EngineRequest, t_ns: int) -> None:
-        """Queue one choice of a request; refuse what can never be served (`RequestError`)."""
-        try:
-            self._check(request)
-        except RequestError as error:
-            self.events.append(
-                Rejected(
-                    request.request_id,
-                    request.choice_index,
-                    len(request.prompt_token_ids),
-                    error.code or "invalid",
-                )
+    def add(self, requests: list[EngineRequest], t_ns: int) -> None:
+        """Queue requests, all or none; `RequestError` says why one of them can never be served."""
+        for index, request in enumerate(requests):
+            try:
+                check_request(request, self.config, self._vocab_size)
+                self._check_room(requests, index)
+            except RequestError as error:
+                num_tokens = len(request.prompt_token_ids)
+                code = error.code or "invalid"
+                self.events.append(Rejected(request.request_id, request.choice_index, num_tokens, code))
+                raise
+        for request in requests:
+            self._enqueue(request, t_ns)
+
+    def _check_room(self, requests: list[EngineRequest], index: int) -> None:
+        request = requests[index]
+        others = [(other.request_id, other.choice_index) for other in requests[:index]]
+        others += [
+            (request.request_id, open_.choice_index) for open_ in self._by_request.get(request.request_id, ())
+        ]
+        if (request.request_id, request.choice_index) in others:
+            raise RequestError(f"Request {request.request_id} is running already.", code="duplicate_request")
+        if len(self.waiting) + len(requests) > self.config.max_waiting:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests are waiting, {self.config.max_waiting} may; try again later.",
+                code="queue_full",
             )
-            raise
+
+    def _enqueue(self, request: EngineRequest, t_ns: int) -> None:
         num_prompt_tokens = len(request.prompt_token_ids)
         max_tokens = self.config.max_model_len - num_prompt_tokens
         if request.sampling_params.max_tokens is not None:
@@ -88,34 +107,6 @@ class Scheduler:
                 sequence.seq_id, request.request_id, request.choice_index, num_prompt_tokens, max_tokens, t_ns
             )
         )
-
-    def _check(self, request: EngineRequest) -> None:
-        request.sampling_params.validate(self._vocab_size)
-        token_ids = request.prompt_token_ids
-        if not token_ids:
-            raise RequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise RequestError(
-                f"The prompt has token ids outside 0 to {self._vocab_size - 1}.",
-                param="prompt",
-                code="invalid_value",
-            )
-        if len(token_ids) >= self.config.max_model_len:
-            raise ContextLengthError(
-                f"The prompt has {len(token_ids)} tokens; at most {self.config.max_model_len - 1} fit, "
-                f"since prompt and answer together are limited to {self.config.max_model_len}.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if any(
-            sequence.choice_index == request.choice_index
-            for sequence in self._by_request.get(request.request_id, ())
-        ):
-            raise RequestError(f"Request {request.request_id} is running already.", code="duplicate_request")
-        if len(self.waiting) >= self.config.max_waiting:
-            raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting already; try again later.", code="queue_full"
-            )
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request; a request that is not there is none."""
@@ -136,7 +127,7 @@ class Scheduler:
         budget, preempted = self._schedule_running(plan)
         output = SchedulerOutput()
         if preempted:
-            output.stop_reason = StopReason.NO_FREE_BLOCKS if len(self.waiting) else StopReason.QUEUE_EMPTY
+            output.stop_reason = StopReason.NO_FREE_BLOCKS  # the victim waits, at least
         else:
             self._admit_waiting(plan, budget, output)
         output.scheduled = list(plan.values())
@@ -173,16 +164,16 @@ class Scheduler:
             if len(self.running) >= self.config.max_num_seqs:
                 output.stop_reason = StopReason.MAX_NUM_SEQS
                 return
+            if self.kv.still_awaits_prefix(sequence):
+                self._note_pending(sequence, output)
+                continue
             # Lookup, pinning and budget in one go: nothing can evict the hits in between.
             hits = self.kv.get_computed_blocks(sequence)
             if self.kv.is_prefix_pending(sequence, len(hits)):
-                output.stop_reason = StopReason.PREFIX_PENDING
-                output.prefix_pending.append(sequence.seq_id)
-                if len(output.prefix_pending) >= self.config.max_num_seqs:
-                    return  # bounds the lookups of one step; the others keep their place
+                self._note_pending(sequence, output)
                 continue
-            # The whole sequence must fit, not only its first chunk: otherwise two long prompts can
-            # each hold half of what they need.
+            # The whole sequence must fit now, not only its first chunk. Nothing is reserved for the
+            # rest, but one that could not even run alone beside the others would only be preempted.
             reserved = self.config.watermark_blocks if self.running else 0
             if not self.kv.can_admit(hits, sequence.num_tokens, reserved):
                 fits_bare = reserved and self.kv.can_admit(hits, sequence.num_tokens, 0)
@@ -193,6 +184,11 @@ class Scheduler:
             self._admit(sequence, hits, num_cached + num_new)
             plan[sequence.seq_id] = ScheduledSequence(sequence, num_cached, num_new)
             budget -= num_new
+
+    @staticmethod
+    def _note_pending(sequence: Sequence, output: SchedulerOutput) -> None:
+        output.stop_reason = StopReason.PREFIX_PENDING
+        output.prefix_pending.append(sequence.seq_id)
 
     def _admit(self, sequence: Sequence, hits: list[int], num_tokens: int) -> None:
         self.waiting.remove(sequence)
@@ -242,41 +238,40 @@ class Scheduler:
 
     # ------------------------------------------------------------------ results
 
-    def update_from_output(self, output: SchedulerOutput, token_ids: list[int]) -> list[BatchEntry]:
+    def update_from_output(self, output: SchedulerOutput, token_ids: list[int]) -> None:
         """Book a computed step: `token_ids[i]` was sampled for `output.scheduled[i]` (-1: none)."""
-        batch: list[BatchEntry] = []
+        self._check_tokens(output, token_ids)
         for entry, token_id in zip(output.scheduled, token_ids, strict=True):
             sequence, num_before = entry.sequence, entry.num_computed_tokens
+            num_scheduled = entry.num_scheduled_tokens
             sampled = entry.needs_sampling
-            if sampled and not 0 <= token_id < self._vocab_size:
-                raise EngineInvariantError(f"sampled token {token_id} is outside the vocabulary")
-            batch.append(
+            self.batch.append(
                 BatchEntry(
-                    sequence.seq_id,
-                    sequence.slot,
-                    num_before,
-                    entry.num_scheduled_tokens,
-                    token_id if sampled else -1,
+                    sequence.seq_id, sequence.slot, num_before, num_scheduled, token_id if sampled else -1
                 )
             )
-            sequence.num_computed_tokens = num_before + entry.num_scheduled_tokens
+            sequence.num_computed_tokens = num_before + num_scheduled
             self.kv.publish_full_blocks(sequence, num_before)
             if sampled:
                 sequence.token_ids.append(token_id)
                 self._emit(sequence, token_id)
-        return batch
+
+    def _check_tokens(self, output: SchedulerOutput, token_ids: list[int]) -> None:
+        """Look at everything before anything is changed: half a step must not be booked."""
+        if len(token_ids) != len(output.scheduled):
+            raise EngineInvariantError(f"{len(token_ids)} tokens for {len(output.scheduled)} sequences")
+        for entry, token_id in zip(output.scheduled, token_ids, strict=True):
+            if entry.needs_sampling and not 0 <= token_id < self._vocab_size:
+                raise EngineInvariantError(f"sampled token {token_id} is outside the vocabulary")
 
     def _emit(self, sequence: Sequence, token_id: int) -> None:
         params = sequence.sampling_params
-        reason: FinishReason | None = None
         if token_id in params.stop_token_ids or (token_id in self._eos_token_ids and not params.ignore_eos):
-            reason = FinishReason.STOP
+            self._finish(sequence, FinishReason.STOP, token_id)
         elif sequence.num_output_tokens >= sequence.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._finish(sequence, reason, token_id)
+            self._finish(sequence, FinishReason.LENGTH, token_id)
         else:
-            self._output(sequence, token_id, None)
+            self.outputs.append(_make_output(sequence, token_id))
 
     def _finish(self, sequence: Sequence, reason: FinishReason, token_id: int = -1) -> None:
         slot = sequence.slot
@@ -284,29 +279,35 @@ class Scheduler:
             self._release(sequence, FreeCause.ABORTED if reason is FinishReason.ABORT else FreeCause.FINISHED)
         else:
             self.waiting.remove(sequence)
+        self.events.append(Finished(sequence.seq_id, slot, reason, sequence.num_output_tokens))
+        self.outputs.append(_make_output(sequence, token_id, reason))
+        # Last, so that `fail_all` finds whatever has not been told that it ended.
         sequence.status = SequenceStatus.FINISHED
         siblings = self._by_request[sequence.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._by_request[sequence.request_id]
-        self.events.append(Finished(sequence.seq_id, slot, reason, sequence.num_output_tokens))
-        self._output(sequence, token_id, reason)
 
-    def _output(self, sequence: Sequence, token_id: int, reason: FinishReason | None) -> None:
-        self.outputs.append(
-            TokenOutput(
-                sequence.seq_id,
-                sequence.request_id,
-                sequence.choice_index,
-                token_id,
-                reason,
-                sequence.num_cached_tokens,
-            )
-        )
+    def fail_all(self) -> None:
+        """Note that everything has ended with an error. Only noted: the books may be broken.
 
-    def open_sequences(self) -> list[Sequence]:
-        """Return all sequences that have not ended, running ones first."""
-        return [*self.running, *self.waiting]
+        Relies on the index of requests alone, which a sequence leaves last, and completes what a
+        failure in the middle of `_finish` left half said.
+        """
+        given = {output.seq_id for output in self.outputs if output.token_id >= 0}
+        self.batch = [
+            entry if entry.seq_id in given else msgspec.structs.replace(entry, token_id=-1)
+            for entry in self.batch
+        ]
+        ended = {event.seq_id for event in self.events if isinstance(event, Finished)}
+        told = {output.seq_id for output in self.outputs if output.finish_reason is not None}
+        for sequence in [sequence for siblings in self._by_request.values() for sequence in siblings]:
+            if sequence.seq_id not in ended:
+                self.events.append(
+                    Finished(sequence.seq_id, sequence.slot, FinishReason.ERROR, sequence.num_output_tokens)
+                )
+            if sequence.seq_id not in told:
+                self.outputs.append(_make_output(sequence, -1, FinishReason.ERROR))
 
     def check_integrity(self) -> None:
         """Raise `EngineInvariantError` unless queues, slots and blocks agree."""
@@ -320,3 +321,18 @@ class Scheduler:
         known = {sequence.seq_id for sequences in self._by_request.values() for sequence in sequences}
         if known != {sequence.seq_id for sequence in [*self.running, *waiting]}:
             raise EngineInvariantError("the request index and the queues disagree")
+        if any(sequence.status is not SequenceStatus.RUNNING for sequence in self.running) or any(
+            sequence.status is not SequenceStatus.WAITING for sequence in waiting
+        ):
+            raise EngineInvariantError("a sequence is in a queue that its status does not name")
+
+
+def _make_output(sequence: Sequence, token_id: int, reason: FinishReason | None = None) -> TokenOutput:
+    return TokenOutput(
+        sequence.seq_id,
+        sequence.request_id,
+        sequence.choice_index,
+        token_id,
+        reason,
+        sequence.num_cached_tokens,
+    )

@@ -18,6 +18,7 @@ from engine.errors import ConfigError
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 63),
         ("max_model_len", 1),
+        ("max_model_len", 16 * 1024 + 1),
         ("max_waiting", 0),
         ("watermark", 1.0),
         ("watermark", float("nan")),

@@ -10,7 +10,7 @@ from engine.records import BlockOpKind, FreeCause
 from tests.builders import make_core, make_request, run_to_end, solo_output, tokens_of
 
 
-def store(pool: BlockPool, block_id: int, tokens: tuple[int, ...], parent: bytes = b"") -> bytes:
+def store(pool: BlockPool, block_id: int, tokens: bytes, parent: bytes = b"") -> bytes:
     digest = hash_block(parent, tokens)
     pool.store_hash(block_id, 0, digest, parent, tokens)
     return digest
@@ -19,35 +19,35 @@ def store(pool: BlockPool, block_id: int, tokens: tuple[int, ...], parent: bytes
 def test_blank_blocks_are_taken_before_cached_ones() -> None:
     pool = BlockPool(3)
     block_ids = [pool.allocate(0) for _ in range(3)]
-    store(pool, block_ids[0], (1, 2))
+    store(pool, block_ids[0], b"12")
     pool.free(block_ids, 0, FreeCause.FINISHED)
     assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 1, 0)
     assert {pool.allocate(0), pool.allocate(0)} == set(block_ids[1:])
     assert pool.allocate(0) == block_ids[0]
-    assert [op.kind for op in pool.take_ops()][-2:] == [BlockOpKind.EVICT, BlockOpKind.ALLOCATE]
+    assert [op.kind for op in pool.ops][-2:] == [BlockOpKind.EVICT, BlockOpKind.ALLOCATE]
     pool.check_integrity()
 
 
 def test_tail_of_a_chain_is_evicted_first() -> None:
     pool = BlockPool(2)
     head, tail = pool.allocate(0), pool.allocate(0)
-    parent = store(pool, head, (1, 2))
-    store(pool, tail, (3, 4), parent)
+    parent = store(pool, head, b"12")
+    store(pool, tail, b"34", parent)
     pool.free([tail, head], 0, FreeCause.FINISHED)
     assert pool.allocate(1) == tail
-    assert pool.find(parent, b"", (1, 2)) == head
+    assert pool.find(parent, b"", b"12") == head
 
 
 def test_a_hit_keeps_the_block_from_eviction() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(0), pool.allocate(0)
-    digest = store(pool, first, (1, 2))
-    store(pool, second, (3, 4))
+    digest = store(pool, first, b"12")
+    store(pool, second, b"34")
     pool.free([first, second], 0, FreeCause.FINISHED)
     pool.touch(first, 1)
     assert pool.allocate(1) == second
     assert pool.num_available == 0
-    assert pool.find(digest, b"", (1, 2)) == first
+    assert pool.find(digest, b"", b"12") == first
 
 
 def test_double_free_is_a_bug_that_shows() -> None:
@@ -60,9 +60,9 @@ def test_double_free_is_a_bug_that_shows() -> None:
 def test_equal_content_is_published_once() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(0), pool.allocate(1)
-    digest = store(pool, first, (1, 2))
-    store(pool, second, (1, 2))
-    assert pool.find(digest, b"", (1, 2)) == first
+    digest = store(pool, first, b"12")
+    store(pool, second, b"12")
+    assert pool.find(digest, b"", b"12") == first
     pool.free([second], 1, FreeCause.FINISHED)
     assert (pool.num_free, pool.num_cached) == (1, 0)
     pool.check_integrity()

@@ -159,6 +159,17 @@ def test_a_sequence_waiting_for_a_prefix_does_not_hold_up_others() -> None:
     assert [entry.seq_id for entry in core.step().record.batch] == [1, 3]
 
 
+def test_any_number_may_wait_for_a_prefix_and_still_block_nobody() -> None:
+    core = make_core(max_num_seqs=3, num_blocks=32, max_num_batched_tokens=64)
+    prompt = make_request(prompt=13).prompt_token_ids
+    for index in range(8):
+        core.add_request(make_request(f"same{index}", prompt=prompt, max_tokens=2))
+    core.add_request(make_request("other", prompt=[500, 501, 502], max_tokens=2))
+    record = core.step().record
+    assert [entry.seq_id for entry in record.batch] == [1, 9]
+    assert record.prefix_pending == [2, 3, 4, 5, 6, 7, 8]
+
+
 def test_prefix_wait_ends_when_the_computing_sequence_is_aborted() -> None:
     core = make_core(num_blocks=32, max_num_batched_tokens=5)
     prompt = make_request(prompt=13).prompt_token_ids
@@ -227,6 +238,32 @@ def test_bad_requests_are_refused_with_the_field() -> None:
     core.add_request(make_request("a"))
     with pytest.raises(RequestError, match="running already"):
         core.add_request(make_request("a"))
+
+
+def test_choices_of_a_request_are_queued_together_or_not_at_all() -> None:
+    core = make_core(max_waiting=3)
+    with pytest.raises(QueueFullError):
+        core.add_requests([make_request("a", choice_index=index) for index in range(4)])
+    with pytest.raises(RequestError):
+        core.add_requests([make_request("b"), make_request("b", prompt=[])])
+    with pytest.raises(RequestError, match="running already"):
+        core.add_requests([make_request("c"), make_request("c")])
+    result = core.flush()
+    assert result is not None
+    assert [type(event) for event in result.record.events] == [Rejected, Rejected, Rejected]
+    core.add_requests([make_request("d", choice_index=index) for index in range(3)])
+    assert [event.seq_id for event in events_of(run_to_end(core), Finished)] == [1, 2, 3]
+
+
+def test_any_salt_is_taken() -> None:
+    core = make_core()
+    core.add_request(make_request("a", max_tokens=2, cache_salt="\ud800"))
+    assert len(tokens_of(run_to_end(core))["a"]) == 2
+
+
+def test_unknown_queue_policy_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="fcfs"):
+        make_core(policy="nonsense")
 
 
 def test_unknown_preemption_policy_lists_the_known() -> None:
