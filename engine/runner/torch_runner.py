@@ -31,6 +31,7 @@ class TorchRunner:
         self.eos_token_ids = eos_token_ids
         self._decoder = decoder
         self._cache = decoder.make_cache(num_blocks, block_size)
+        self.device = decoder.device
         self._layout = BatchLayout(
             block_size=block_size,
             bytes_per_token=decoder.config.kv_size * decoder.dtype.itemsize,

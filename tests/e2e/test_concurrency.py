@@ -21,7 +21,7 @@ TASKS = (
 CHATS: list[Messages] = [
     [{"role": "user", "content": task.format(number)}] for number in range(10, 26) for task in TASKS
 ]
-NUM_TOKENS = 10
+NUM_TOKENS = 8
 
 
 async def chat(client: openai.AsyncOpenAI, messages: Messages) -> str:

@@ -1,5 +1,6 @@
 """Synthetic models: tiny random decoders made by `transformers`, written as folders and as GGUF files."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
     LlamaConfig,
@@ -22,6 +24,7 @@ from transformers import (
 from engine.model.check import open_model
 from engine.model.decoder import Decoder
 from engine.model.weights import load_weights
+from tests.support.tokenizers import CHAT_TEMPLATE
 
 VOCAB_SIZE = 320
 SIZES: dict[str, Any] = {
@@ -115,8 +118,18 @@ def write_folder(model: PreTrainedModel, folder: Path, *, max_shard_size: str = 
     return folder
 
 
-def write_gguf(model: PreTrainedModel, path: Path, *, freq_factors: Tensor | None = None) -> Path:
-    """Write a GGUF file as llama.cpp's converter would: q and k rows of llama models interleaved."""
+def write_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    freq_factors: Tensor | None = None,
+    tokenizer: Tokenizer | None = None,
+    adds_begin: bool = False,
+) -> Path:
+    """Write a GGUF file as llama.cpp's converter would: q and k rows of llama models interleaved.
+
+    `tokenizer`: a byte-level one to put into the file.
+    """
     config = model.config
     architecture = config.model_type
     writer = GGUFWriter(str(path), architecture)
@@ -134,6 +147,8 @@ def write_gguf(model: PreTrainedModel, path: Path, *, freq_factors: Tensor | Non
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
+    if tokenizer is not None:
+        _add_tokenizer(writer, tokenizer, adds_begin=adds_begin)
     tied = config.tie_word_embeddings
     for name, value in model.state_dict().items():
         if tied and name == "lm_head.weight":
@@ -146,6 +161,21 @@ def write_gguf(model: PreTrainedModel, path: Path, *, freq_factors: Tensor | Non
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, *, adds_begin: bool) -> None:
+    added = tokenizer.get_added_tokens_decoder()
+    vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    normal, control, user_defined = 1, 3, 4
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([text for text, _ in vocab])
+    writer.add_token_types(
+        [(control if added[i].special else user_defined) if i in added else normal for _, i in vocab]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
+    writer.add_add_bos_token(adds_begin)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
 
 def load_reference(path: Path) -> PreTrainedModel:

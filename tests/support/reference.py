@@ -4,6 +4,7 @@ A disagreement counts only if the reference model prefers one token clearly: flo
 order may swap two tokens whose logits are all but equal.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ class Oracle:
     decode: Callable[[list[int]], str]
     rank: Callable[[list[int]], list[tuple[int, float]]]
     """The two best next tokens after some token ids, with their logits."""
+    end_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def judge(oracle: Oracle, messages: Messages, texts: tuple[str, str]) -> Disagre
         (best, best_logit), (_, second_logit) = oracle.rank(prompt + answer)
         answer.append(best)
         so_far = oracle.decode(answer).rstrip("\ufffd")
-        if not all(text.startswith(so_far) for text in texts):
+        if best in oracle.end_token_ids or not all(text.startswith(so_far) for text in texts):
             return Disagreement(len(answer) - 1, best_logit - second_logit)
     raise AssertionError(f"the reference agrees with both of {texts}")
 
@@ -60,9 +62,7 @@ def load_oracle() -> Oracle:
 
     path = resolve_model(DEFAULT_MODEL)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    ).eval()
+    model = importlib.import_module("tests.support.models").load_reference(path)
 
     def encode(messages: Messages) -> list[int]:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -77,4 +77,4 @@ def load_oracle() -> Oracle:
     def decode(token_ids: list[int]) -> str:
         return str(tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    return Oracle(encode, decode, rank)
+    return Oracle(encode, decode, rank, frozenset({tokenizer.eos_token_id}))

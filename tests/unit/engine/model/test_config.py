@@ -10,7 +10,7 @@ from engine.model.config import ModelConfig, RopeScaling, config_from_gguf, conf
 from engine.model.gguf import GGUFFile
 from engine.model.tensor_info import TensorInfo
 
-HF = {
+HF: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 320,
     "hidden_size": 64,
@@ -23,7 +23,7 @@ HF = {
     "rope_theta": 5000.0,
     "eos_token_id": 2,
 }
-GGUF = {
+GGUF: dict[str, Any] = {
     "general.architecture": "llama",
     "llama.block_count": 2,
     "llama.context_length": 256,

@@ -1,6 +1,7 @@
 """Choosing tokens: distributions, filters, and independence of the batch."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +13,15 @@ VOCAB_SIZE = 1000
 NUM_DRAWS = 20_000
 
 
-def draw(position: int = 0, choice_index: int = 0, **params: float) -> Draw:
-    settings = {"seed": 1, **params}
-    return Draw(SamplingParams(**settings), choice_index, position)  # type: ignore[arg-type]  # fields by name
+def draw(position: int = 0, choice_index: int = 0, **params: Any) -> Draw:
+    return Draw(SamplingParams(**{"seed": 1, **params}), choice_index, position)
 
 
 def random_logits(rows: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def frequencies(logits: torch.Tensor, **params: float) -> torch.Tensor:
+def frequencies(logits: torch.Tensor, **params: Any) -> torch.Tensor:
     """Return how often each token comes up over many positions, on one row of logits."""
     counts = torch.zeros(logits.shape[-1])
     for start in range(0, NUM_DRAWS, 2000):
@@ -104,7 +104,7 @@ def test_a_tiny_top_p_leaves_the_best_token() -> None:
 
 
 def mixed_draws() -> list[Draw]:
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9},

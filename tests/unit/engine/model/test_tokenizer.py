@@ -16,8 +16,8 @@ def make_tokenizer(*, adds_begin: bool = False, vocab_size: int = VOCAB_SIZE, **
     return Tokenizer(source, TokenizerLimits(vocab_size, frozenset({5})))
 
 
-BEGIN = make_byte_level().token_to_id("<|begin|>")
-END = make_byte_level().token_to_id("<|end|>")
+BEGIN = make_byte_level().get_vocab()["<|begin|>"]
+END = make_byte_level().get_vocab()["<|end|>"]
 
 
 def test_a_completion_gets_one_begin_token_where_the_model_has_one() -> None:

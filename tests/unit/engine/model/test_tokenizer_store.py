@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def test_the_entry_moves_with_the_content_not_with_the_path(
     gguf: ModelFiles, conversions: list[Path], tmp_path: Path
 ) -> None:
     load_tokenizer(gguf, tmp_path / "cache")
-    copy = shutil.copy(gguf.path, tmp_path / "copy.gguf")
+    copy = tmp_path / "copy.gguf"
+    shutil.copy(gguf.path, copy)
     load_tokenizer(open_model(copy), tmp_path / "cache")
     assert len(conversions) == 1
 
@@ -145,3 +147,23 @@ def test_a_gguf_file_without_a_tokenizer_is_refused(gguf: ModelFiles, tmp_path: 
     with pytest.raises(ModelError, match="cannot convert its tokenizer"):
         load_tokenizer(gguf, tmp_path / "cache")
     assert not entries(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("adds_begin", [True, False])
+def test_a_tokenizer_from_a_gguf_file_works_the_same_converted_and_cached(
+    adds_begin: bool, tmp_path: Path
+) -> None:
+    backend = make_byte_level()
+    begin, end = backend.get_vocab()["<|begin|>"], backend.get_vocab()["<|end|>"]
+    variant = replace(VARIANTS["llama tied"], overrides={"bos_token_id": begin, "eos_token_id": end})
+    path = write_gguf(
+        make_reference(variant), tmp_path / "tiny.gguf", tokenizer=backend, adds_begin=adds_begin
+    )
+    for _ in range(2):
+        tokenizer = load_tokenizer(open_model(path), tmp_path / "cache")
+        expected = backend.encode("hi é <think>").ids
+        assert tokenizer.encode("hi é <think>") == ([begin, *expected] if adds_begin else expected)
+        chat = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+        assert chat == backend.encode("<|begin|>user: hi<|end|>assistant:").ids
+        assert tokenizer.eos_token_ids == {end}
+    assert len(entries(tmp_path / "cache")) == 1

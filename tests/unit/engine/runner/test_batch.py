@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.batch import _CPU_GROUP_BYTES, BatchLayout, make_batch
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
 from engine.sequence import EngineRequest, Sequence
@@ -12,7 +12,7 @@ BLOCK_SIZE = 4
 
 
 def make_layout(max_group_tokens: int = 1000) -> BatchLayout:
-    return BatchLayout(BLOCK_SIZE, (3 << 20) // max_group_tokens, torch.device("cpu"), torch.float32)
+    return BatchLayout(BLOCK_SIZE, _CPU_GROUP_BYTES // max_group_tokens, torch.device("cpu"), torch.float32)
 
 
 def make_share(token_ids: list[int], block_table: list[int], start: int, count: int) -> ScheduledSequence:

@@ -1,0 +1,116 @@
+"""The runner under the real engine: pressure, prefix hits and batches change no answer."""
+
+import random
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.model.decoder import Decoder
+from engine.records import Preempted, StepResult
+from engine.runner.torch_runner import TorchRunner
+from engine.sampling_params import SamplingParams
+from engine.scheduling.output import SchedulerOutput
+from engine.sequence import EngineRequest
+from tests.support.models import VARIANTS, VOCAB_SIZE, load_decoder, make_reference, write_folder
+
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    torch.set_num_threads(1)
+    return load_decoder(
+        write_folder(make_reference(VARIANTS["llama tied"]), tmp_path_factory.mktemp("model"))
+    )
+
+
+def make_core(decoder: Decoder, num_blocks: int, max_num_seqs: int = 8) -> EngineCore:
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_size=8,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=40,
+        max_model_len=96,
+    )
+    runner = TorchRunner(
+        decoder, num_blocks=num_blocks, block_size=config.block_size, eos_token_ids=frozenset()
+    )
+    return EngineCore(config, runner)
+
+
+def make_requests(seed: int) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    prefixes = [rng.choices(range(VOCAB_SIZE), k=24) for _ in range(2)]
+    kinds = [
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0),
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5),
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.9, top_k=50, seed=-9),
+    ]
+    return [
+        EngineRequest(
+            request_id=str(i),
+            prompt_token_ids=[*rng.choice(prefixes), *rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 30))],
+            sampling_params=kinds[i % len(kinds)],
+        )
+        for i in range(12)
+    ]
+
+
+def run(core: EngineCore, requests: list[EngineRequest]) -> tuple[dict[str, list[int]], list[StepResult]]:
+    for request in requests:
+        core.add_request(request)
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    results = []
+    while core.has_work:
+        results.append(core.step())
+        for output in results[-1].outputs:
+            answers[output.request_id].append(output.token_id)
+    core.check_integrity()
+    return answers, results
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_the_same_alone_batched_preempted_and_from_the_prefix_cache(
+    decoder: Decoder, seed: int
+) -> None:
+    requests = make_requests(seed)
+    alone = {
+        request.request_id: run(make_core(decoder, 64), [request])[0][request.request_id]
+        for request in requests
+    }
+    roomy, _ = run(make_core(decoder, 256), requests)
+    tight, results = run(make_core(decoder, 20), requests)
+    events = [event for result in results for event in result.record.events]
+    assert sum(isinstance(event, Preempted) for event in events) > 0
+    assert any(output.num_cached_tokens for result in results for output in result.outputs)
+    assert all(len(answer) == NUM_TOKENS for answer in alone.values())
+    assert roomy == alone
+    assert tight == alone
+
+
+def test_a_step_without_work_computes_nothing(decoder: Decoder) -> None:
+    runner = TorchRunner(decoder, num_blocks=4, block_size=8, eos_token_ids=frozenset())
+    output = runner.execute(SchedulerOutput())
+    assert (output.token_ids, output.forward_ns, output.sample_ns) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 16, 256])
+def test_warming_up_works_for_any_block_size(decoder: Decoder, block_size: int) -> None:
+    TorchRunner(decoder, num_blocks=1, block_size=block_size, eos_token_ids=frozenset()).warm_up()
+
+
+def test_after_a_reset_nothing_of_the_old_kv_shows(decoder: Decoder) -> None:
+    requests = make_requests(9)[:3]
+    core = make_core(decoder, 64)
+    expected, _ = run(make_core(decoder, 64), requests)
+    for request in requests:
+        core.add_request(request)
+    core.step()
+    core.fail_all("injected")
+    assert isinstance(core.runner, TorchRunner)
+    for part in (*core.runner._cache.keys, *core.runner._cache.values):
+        part.fill_(torch.nan)
+    answers, _ = run(core, requests)
+    assert answers == expected
