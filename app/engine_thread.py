@@ -278,10 +278,8 @@ def _apply(core: EngineCore, command: Command, post: Callable[..., None]) -> Non
 def _admit(core: EngineCore, requests: list[EngineRequest]) -> EngineError | None:
     """Queue all of them, or none; return why not."""
     try:
-        for request in requests:
-            core.add_request(request)
+        core.add_requests(requests)
     except EngineError as error:
-        core.abort(requests[0].request_id)
         return error
     return None
 

@@ -137,6 +137,10 @@ def pack_cell(view: BlockView) -> int:
     )
 
 
+BLANK_CELL = pack_cell(BlockView(BlockState.FREE, ref_cnt=0, slot=-1, owner=-1, filled=0, hash=0))
+"""The cell of every free block."""
+
+
 def make_keyframe(cells: "array[int]", step: int, t_ms: float) -> Frame:
     """Show all cells (an array of 32-bit words) as of `step`."""
     return Frame(FrameKind.KEYFRAME, _little_endian(cells), step, 1, len(cells), t_ms)
@@ -334,14 +338,31 @@ def parse_ack(data: Any) -> Ack:
 # ---------------------------------------------------------------- messages
 
 
-async def encode_message(frames: Iterable[Frame]) -> bytes:
-    """Join frames to one message. Big keyframes are deflated, in slices so that others get their turn."""
-    return b"".join([(await _deflate(frame)).encode() for frame in frames])
+class Deflater:
+    """Deflates big keyframes, each once: pages that connect together take the same one."""
+
+    def __init__(self) -> None:
+        """Begin with nothing deflated."""
+        self._turn = asyncio.Lock()
+        self._newest: tuple[Frame, Frame] | None = None
+
+    async def deflate(self, frame: Frame) -> Frame:
+        """Return the frame as it is to be sent. The newest keyframe is told by identity."""
+        if frame.kind != FrameKind.KEYFRAME or len(frame.payload) <= DEFLATE_OVER_BYTES:
+            return frame
+        async with self._turn:
+            if self._newest is None or self._newest[0] is not frame:
+                self._newest = (frame, await _deflate(frame))
+            return self._newest[1]
+
+
+async def encode_message(frames: Iterable[Frame], deflater: Deflater) -> bytes:
+    """Join frames to one message, big keyframes deflated."""
+    return b"".join([(await deflater.deflate(frame)).encode() for frame in frames])
 
 
 async def _deflate(frame: Frame) -> Frame:
-    if frame.kind != FrameKind.KEYFRAME or len(frame.payload) <= DEFLATE_OVER_BYTES:
-        return frame
+    """Deflate in slices, so that others get their turn."""
     deflater = zlib.compressobj(_DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts = []
     for start in range(0, len(frame.payload), _DEFLATE_SLICE_BYTES):

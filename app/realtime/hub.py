@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from app.realtime.frames import MAX_FPS, Frame, Hello, encode_message, make_hello, parse_ack
+from app.realtime.frames import MAX_FPS, Deflater, Frame, Hello, encode_message, make_hello, parse_ack
 from app.realtime.journal import Cursor, Journal
 from engine.config import EngineConfig
 from engine.errors import EngineInvariantError
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SUBSCRIPTIONS = 64
 MAX_INBOUND_BYTES = 16 * 1024
+"""For the server, which refuses a longer message while it reads it; an ACK has 12 bytes."""
+
 MAX_UNACKNOWLEDGED = 2
 """Messages on their way to one client. Two, so that one travels while the other is painted."""
 
@@ -51,19 +53,6 @@ class Resume(msgspec.Struct, frozen=True):
     session: str | None = None
 
 
-class HubStats(msgspec.Struct, frozen=True):
-    """Counts since the start, and the clients of now."""
-
-    num_clients: int
-    num_messages: int
-    num_bytes: int
-    num_rows_lost: int
-    num_marks_lost: int
-    num_refused: int
-    num_dropped: int
-    """Clients that were dropped because they acknowledged nothing."""
-
-
 class EventHub:
     """The live side of one server run. Lives on the event loop; only `publish` and its like change it.
 
@@ -85,11 +74,8 @@ class EventHub:
         self.journal: Journal | None = None
         self.clock = clock
         self.silence_s = silence_s
-        self.num_messages = 0
-        self.num_bytes = 0
-        self.num_dropped = 0
+        self.deflater = Deflater()
         self._wall_ns = wall_ns
-        self._num_refused = 0
         self._config: EngineConfig | None = None
         self._subscriptions: set[Subscription] = set()
         self._change_listeners: set[Callable[[set[int]], None]] = set()
@@ -109,17 +95,9 @@ class EventHub:
         return self.ending is not None and self.ending.code == _CODE_FAILED
 
     @property
-    def stats(self) -> HubStats:
-        """Figures for the status bar."""
-        return HubStats(
-            num_clients=len(self._subscriptions),
-            num_messages=self.num_messages,
-            num_bytes=self.num_bytes,
-            num_rows_lost=self.journal.num_rows_lost if self.journal else 0,
-            num_marks_lost=self.journal.num_marks_lost if self.journal else 0,
-            num_refused=self._num_refused,
-            num_dropped=self.num_dropped,
-        )
+    def num_clients(self) -> int:
+        """Clients that are served now."""
+        return len(self._subscriptions)
 
     # ---------------------------------------------------------------- the engine's side
 
@@ -182,8 +160,7 @@ class EventHub:
         if self.ending is not None:
             raise self.ending
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
-            self._num_refused += 1
-            raise SubscriptionEndedError(1008, f"{MAX_SUBSCRIPTIONS} pages are watching already")
+            raise SubscriptionEndedError(1013, f"{MAX_SUBSCRIPTIONS} pages are watching already")
         subscription = Subscription(self, resume)
         self._subscriptions.add(subscription)
         try:
@@ -269,9 +246,7 @@ class Subscription:
                 continue
             finally:
                 self._wants_news = False
-        message = await encode_message(self.take())
-        self._hub.num_bytes += len(message)
-        return message
+        return await encode_message(self.take(), self._hub.deflater)
 
     def take(self) -> list[Frame]:
         """Return the frames that bring the client up to date, and count them as one message sent."""
@@ -290,7 +265,6 @@ class Subscription:
             self._heard_at = now  # from here on it owes an answer
         self._sent += 1
         self._next_at = now + 1 / self._fps
-        self._hub.num_messages += 1
         return frames
 
     def is_due(self) -> bool:
@@ -306,7 +280,6 @@ class Subscription:
         if self._sent > self._painted:
             silence_left = self._heard_at + self._hub.silence_s - now
             if silence_left <= 0:
-                self._hub.num_dropped += 1
                 raise SubscriptionEndedError(1013, f"no answer for {self._hub.silence_s:g} s")
         if self._sent - self._painted >= MAX_UNACKNOWLEDGED:
             return silence_left

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from app.realtime.frames import (
+    BLANK_CELL,
     CELL_BYTES,
     MARK_BYTES,
     ROW_BYTES,
@@ -47,6 +48,7 @@ MAX_UNPACKED = 4_096
 tail block changes with each step, and nobody may be looking."""
 
 _NS_PER_MS = 1e6
+_MARK_END_BYTES = 8
 
 
 class Cursor(msgspec.Struct):
@@ -65,17 +67,16 @@ class Journal:
     def __init__(self, config: EngineConfig, first_snapshot: EngineSnapshot | None = None) -> None:
         """Start with `first_snapshot`, or before the first record."""
         self.snapshot = first_snapshot or EngineSnapshot(config)
-        self.num_rows_lost = 0
-        """Rows that some client could not get any more; each is in a gap frame."""
-        self.num_marks_lost = 0
         self._first_step = self.snapshot.step + 1
         self._rows = ByteRing(ROW_BYTES, KEPT_ROWS)
         self._marks = ByteRing(MARK_BYTES, KEPT_MARKS)
+        self._mark_ends = ByteRing(_MARK_END_BYTES, KEPT_ROWS + 1)  # marks there were after each step
         self._changes = ByteRing(CELL_BYTES, max(config.num_blocks, MIN_KEPT_CHANGES))
         self._keyframe_before = 0  # cursors below this have to take a keyframe
-        self._cells = array("I", [pack_cell(self.snapshot.block(0))]) * config.num_blocks
+        self._cells = array("I", [BLANK_CELL]) * config.num_blocks
         self._unpacked: set[int] = set()
-        self._newest_delta = (-1, -1, Frame(FrameKind.DELTA))  # clients of one pace take the same
+        self._newest_keyframe = Frame(FrameKind.KEYFRAME, first_step=-1)  # clients of one step take the same
+        self._newest_delta = (-1, -1, Frame(FrameKind.DELTA))  # and those of one pace
         self._newest_batch = Frame(FrameKind.BATCH)
         if first_snapshot is not None:
             self._pack(range(config.num_blocks))
@@ -88,6 +89,7 @@ class Journal:
             self._pack_changed()
         self._rows.extend(encode_row(record))
         self._marks.extend(encode_marks(record))
+        self._mark_ends.extend(self._marks.total.to_bytes(_MARK_END_BYTES, "little"))
         self._changes.extend(array("I", changed).tobytes())
         if any(isinstance(event, Reset) for event in record.events):
             self._keyframe_before = self._changes.total
@@ -99,9 +101,14 @@ class Journal:
         if after is None or after > last:
             # A step from the future is one of an earlier server: as good as none.
             step = max(last - FIRST_ROWS, self._first_step - 1 + self._rows.oldest)
+            # It asks for no marks in particular either: it gets what fits, and has lost nothing.
+            marks = max(
+                self._num_marks_until(step), self._marks.oldest, self._marks.total - MAX_MARKS_A_MESSAGE
+            )
         else:
             step = max(after, self._first_step - 1)
-        return Cursor(step=step, changes=self._changes.total, marks=self._first_mark_after(step))
+            marks = self._num_marks_until(step)
+        return Cursor(step=step, changes=self._changes.total, marks=marks)
 
     def is_behind(self, cursor: Cursor) -> bool:
         """Whether there is something to take."""
@@ -129,7 +136,7 @@ class Journal:
         needs_all = not cursor.has_picture or start < max(self._changes.oldest, self._keyframe_before)
         cursor.changes, cursor.has_picture = total, True
         if needs_all:
-            return make_keyframe(self._cells, self.snapshot.step, t_ms)
+            return self._make_keyframe(t_ms)
         newest = self._newest_delta
         if newest[:2] != (start, self.snapshot.step):
             newest = self._newest_delta = (start, self.snapshot.step, self._make_change(start, t_ms))
@@ -139,11 +146,20 @@ class Journal:
         """Show what changed since change number `start`; all cells if that is most of them."""
         ids = set(array("I", self._changes.read(start, self._changes.total)))
         if len(ids) * KEYFRAME_SHARE > len(self._cells):
-            return make_keyframe(self._cells, self.snapshot.step, t_ms)
+            return self._make_keyframe(t_ms)
         return make_delta(sorted(ids), self._cells, self.snapshot.step, t_ms)
 
+    def _make_keyframe(self, t_ms: float) -> Frame:
+        if self._newest_keyframe.first_step != self.snapshot.step:
+            self._newest_keyframe = make_keyframe(self._cells, self.snapshot.step, t_ms)
+        return self._newest_keyframe
+
     def _pack_changed(self) -> None:
-        self._pack(self._unpacked)
+        num_blocks = len(self._cells)
+        if self._unpacked and self.snapshot.num_free == num_blocks:
+            self._cells = array("I", [BLANK_CELL]) * num_blocks  # after a reset that is all of them
+        else:
+            self._pack(self._unpacked)
         self._unpacked.clear()
 
     def _pack(self, ids: Iterable[int]) -> None:
@@ -159,7 +175,6 @@ class Journal:
         frames = []
         if first < oldest:
             frames.append(make_gap(first, oldest - first))
-            self.num_rows_lost += oldest - first
             first = oldest
         if first <= last:
             rows = self._rows.read(first - self._first_step, last + 1 - self._first_step)
@@ -174,17 +189,13 @@ class Journal:
         cursor.marks = total
         if start == total:
             return []
-        self.num_marks_lost += lost
         marks = self._marks.read(start, total)
         return [make_marks(marks, lost, mark_step(marks), t_ms)]
 
-    def _first_mark_after(self, step: int) -> int:
-        """Return the number of the oldest mark of a later step."""
-        low, high = self._marks.oldest, self._marks.total
-        while low < high:
-            middle = (low + high) // 2
-            if mark_step(self._marks.read(middle, middle + 1)) <= step:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _num_marks_until(self, step: int) -> int:
+        """Return how many marks there were after `step`, or after the oldest later step that is known."""
+        ends = self._mark_ends
+        index = max(step - self._first_step, ends.oldest)
+        if step < self._first_step and ends.oldest == 0:
+            return 0
+        return int.from_bytes(ends.read(index, index + 1), "little")

@@ -92,6 +92,8 @@ class Panels(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the refreshed panels show."""
 
     is_open: bool
+    num_watching: int
+    """Pages that are connected now."""
     step: int
     num_running: int
     num_waiting: int
@@ -128,6 +130,7 @@ def make_panels(hub: EventHub, now_ns: int | None = None) -> Panels:
     running, waiting = snapshot.running, snapshot.waiting
     return Panels(
         is_open=is_open,
+        num_watching=hub.num_clients,
         step=snapshot.step,
         num_running=len(running),
         num_waiting=len(waiting),
@@ -169,8 +172,8 @@ def describe_engine(host: EngineHost) -> dict[str, Any]:
     return {
         "engine_status": str(host.status),
         "engine_error": host.error,
-        "load_stage": progress.stage if progress else "starting",
-        "load_percent": round(100 * progress.fraction) if progress else None,
+        "load_stage": progress.stage if progress else "",
+        "load_percent": round(100 * progress.fraction) if progress else 0,
     }
 
 
@@ -195,7 +198,8 @@ def _count_events(totals: Totals) -> Iterator[tuple[str, int, bool]]:
 
 def _running_row(view: SequenceView) -> RequestRow:
     if view.num_computed_tokens >= view.num_tokens - 1 and view.num_output_tokens > 0:
-        state, detail = "decode", f"{format_count(view.num_output_tokens)} tokens"
+        unit = "token" if view.num_output_tokens == 1 else "tokens"
+        state, detail = "decode", f"{format_count(view.num_output_tokens)} {unit}"
     else:
         state = "recompute" if view.num_preemptions else "prefill"
         detail = format_percent(view.num_computed_tokens, view.num_tokens)

@@ -32,9 +32,11 @@ export class ConnectionView {
   }
 }
 
-function describeOutage(view, status, now) {
+/** One sentence for the banner. */
+export function describeOutage(view, status, now) {
   const parts = [`Disconnected for ${Math.max(0, Math.round((now - status.since) / 1000))} s`];
   if (view.step >= 0) parts.push(`the picture is that of step ${formatCount(view.step)}`);
+  if (status.reason && !status.refused) parts.push(status.reason);
   if (status.refused) parts.push(`not trying again: ${status.reason}`);
   else if (status.retryAt !== null && status.retryAt > now) parts.push(`next try in ${Math.ceil((status.retryAt - now) / 1000)} s`);
   else parts.push("connecting");

@@ -21,6 +21,7 @@ import { MARK } from "./wire.js";
 const STATUS_MS = 200;
 const LABEL_MS = 10_000;
 const SECOND_MS = 1000;
+const IDLE_REFRESH_MS = 5000;
 const ENDINGS = [MARK.FINISH, MARK.ABORT, MARK.PREEMPT, MARK.RESET];
 
 const byId = (id) => document.getElementById(id);
@@ -44,11 +45,13 @@ const input = new GridInput(grid, byId("tooltip"), {
   nameOf: (slot) => requests.nameOf(slot),
 });
 
-const pace = { behind: 0, stepsPerFrame: 0, quietMs: 0, limitText: "" };
+const pace = { behind: 0, stepsPerFrame: 0, quietMs: 0, limitText: "", numWatching: 0 };
+let session = "";
 let paintedStep = -1;
 let framesWithSteps = 0;
 let stepsInFrames = 0;
 let newestStepAt = -Infinity;
+let refreshedAt = -Infinity;
 let statusWrittenAt = -Infinity;
 let labelWrittenAt = -Infinity;
 let statusTimer = 0;
@@ -61,12 +64,20 @@ function onchange({ changed, hello, lastStep }) {
   if (hello) takeHello();
   if (lastStep !== paintedStep) newestStepAt = performance.now();
   grid.update(changed);
+  timeline.update();
   takeMarks();
-  document.body.dispatchEvent(new CustomEvent("engine:tick"));
+  refreshPanels();
   loop.request();
 }
 
+/** Have the server's part of the page fetched anew; the page limits how often. */
+function refreshPanels() {
+  refreshedAt = performance.now();
+  document.body.dispatchEvent(new CustomEvent("engine:tick"));
+}
+
 function takeHello() {
+  if (view.session !== session) startOver();
   isLive = view.numBlocks > 0;
   grid.resize();
   if (theme) slotStyles.update(theme, view.hello.config?.max_num_seqs ?? 0);
@@ -74,6 +85,13 @@ function takeHello() {
   if (isLive) byId("grid-caption").textContent = `${formatCount(view.numBlocks)} blocks of ${view.blockSize} tokens, by block id`;
   connection.update();
   document.body.dispatchEvent(new CustomEvent("engine:status"));
+}
+
+/** Another server run: steps count from 1 again, and slots belong to others. */
+function startOver() {
+  session = view.session;
+  paintedStep = -1;
+  if (grid.selectedSlot >= 0) select(-1);
 }
 
 function takeMarks() {
@@ -115,6 +133,7 @@ function writeStatus(now) {
   clearTimeout(statusTimer);
   statusTimer = 0;
   pace.behind = Math.max(0, Number(byId("engine-step").value) - paintedStep); // the server says once a second where it is
+  pace.numWatching = Number(byId("num-watching").value);
   pace.quietMs = performance.now() - newestStepAt;
   pace.limitText = loop.fps < 60 ? `at most ${loop.fps} frames/s` : "";
   if (framesWithSteps > 0) pace.stepsPerFrame = stepsInFrames / framesWithSteps;
@@ -227,6 +246,9 @@ function bindControls() {
 function everySecond() {
   connection.update();
   announcer.tellNews(performance.now());
+  // Nothing comes from an idle engine, but other pages come and go.
+  const isQuiet = performance.now() - refreshedAt >= IDLE_REFRESH_MS;
+  if (isQuiet && stream.status.connected && !stream.hidden) refreshPanels();
   const tables = byId("tables");
   if (!tables.hidden) tables.dispatchEvent(new CustomEvent("tables:tick"));
   loop.request();

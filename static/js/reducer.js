@@ -7,6 +7,10 @@ export { cellAux, cellHashed, cellSlot, cellState } from "./wire.js";
 
 const MAX_MARKS = 4096;
 const MAX_GAPS = 256;
+// Of a HELLO's config. The page reserves memory for what these say, so they are checked: the engine's own limits.
+const CONFIG_LIMITS = Object.entries({
+  num_blocks: 2 ** 24, block_size: 256, max_num_seqs: 4096, max_num_batched_tokens: 2 ** 20,
+});
 const NO_CELLS = new Uint32Array(0);
 
 /**
@@ -20,7 +24,7 @@ const NO_CELLS = new Uint32Array(0);
  * - `marks`: newest events, oldest first: {step, kind, slot, blockId, seqId, at, live}; `at` is the clock at arrival,
  *   `live` is false for those that had happened before this connection began; `marksTotal` counts all ever seen
  * - `marksLost`: marks that did not fit on the wire
- * - `gaps`: [{firstStep, nSteps}] rows that were lost for this page
+ * - `gaps`: [{firstStep, nSteps}] rows that were lost for this page, the newest of them; `rowsLost` counts all
  */
 export class EngineView {
   /** @param {{clock?: () => number, ringCapacity?: number}} options clock: milliseconds, for `at` of marks */
@@ -78,6 +82,7 @@ export class EngineView {
         this.#takeMarks(frame, live);
         break;
       case FRAME.GAP:
+        this.rowsLost += frame.nSteps;
         this.gaps.push({ firstStep: frame.firstStep, nSteps: frame.nSteps });
         if (this.gaps.length > MAX_GAPS) this.gaps.shift();
         break;
@@ -138,6 +143,7 @@ export class EngineView {
     this.marks = [];
     this.marksTotal = 0;
     this.marksLost = 0;
+    this.rowsLost = 0;
     this.gaps = [];
   }
 
@@ -177,7 +183,16 @@ function checkHello(hello) {
   if (hello?.protocol !== PROTOCOL) {
     throw new WireError(`the server speaks protocol ${hello?.protocol}, this page ${PROTOCOL}: reload`, { fatal: true });
   }
+  const { session, status, model, config } = hello;
+  if (!isText(session) || !isText(status) || !(model === null || isText(model))) throw new WireError("HELLO lacks a name");
+  if (config === null) return;
+  for (const [name, max] of CONFIG_LIMITS) {
+    const value = config?.[name];
+    if (!(Number.isInteger(value) && value >= 1 && value <= max)) throw new WireError(`HELLO says that ${name} is ${value}`);
+  }
 }
+
+const isText = (value) => typeof value === "string" && value !== "";
 
 function checkIds(pairs, numBlocks) {
   for (let at = 0; at < pairs.length; at += 2) {

@@ -54,6 +54,16 @@ export function countReasons(steps) {
   return { counts, newest, numSteps };
 }
 
+/** Who else watches and how often this page is painted; and what never reached it, empty when all did. */
+export function describeView({ stepsPerFrame, limitText, numWatching }, { rowsLost, marksLost }) {
+  const perFrame = `${formatSmall(stepsPerFrame)} step${stepsPerFrame === 1 ? "" : "s"}/frame`;
+  const lost = [[rowsLost, "step"], [marksLost, "mark"]].filter(([count]) => count > 0);
+  return {
+    pace: [stepsPerFrame > 0 ? perFrame : "", limitText, numWatching > 0 ? `${formatCount(numWatching)} watching` : ""].filter(Boolean).join(", "),
+    lost: lost.length > 0 ? `lost: ${lost.map(([count, what]) => countOf(count, what)).join(", ")}` : "",
+  };
+}
+
 /** Writes what an `EngineView` says into the page. */
 export class StatusBar {
   constructor(view, batchStrip) {
@@ -81,8 +91,9 @@ export class StatusBar {
     this.#writeReasons();
     for (const button of this.legend) setText(button.querySelector("b"), formatCount(counts[button.dataset.state]));
     setText(byId("stat-lag"), `${formatCount(pace.behind)} behind`);
-    const perFrame = `${formatSmall(pace.stepsPerFrame)} step${pace.stepsPerFrame === 1 ? "" : "s"}/frame`;
-    setText(byId("stat-frames"), [pace.stepsPerFrame > 0 ? perFrame : "", pace.limitText].filter(Boolean).join(", "));
+    const words = describeView(pace, view);
+    setText(byId("stat-frames"), words.pace);
+    setText(byId("stat-lost"), words.lost);
   }
 
   #writeSteps(quietMs) {
@@ -137,6 +148,10 @@ export class StatusBar {
       if (reason === newest) setText(byId("stop-reason"), item.dataset.words);
     }
   }
+}
+
+function countOf(count, what) {
+  return `${formatCount(count)} ${what}${count === 1 ? "" : "s"}`;
 }
 
 function formatSmall(value) {

@@ -1,6 +1,8 @@
 // Step rows in columns of `width` steps, so that a chart draws at most one column per pixel at any zoom.
 // A column shows its highest step, never an average: a spike of one step stays visible. No DOM: runs in node too.
 
+import { ROW_RESET } from "./step_ring.js";
+
 const CAPACITY = 8192;
 const IDLE_MS = 1000;
 const NO_STEP = 0xffffffff;
@@ -34,6 +36,7 @@ export class StepBins {
     this.numSeen = 0;
     this.first = 0;
     this.end = 0; // columns [first, end) are held
+    this.lastStep = NO_STEP;
     this.lastT = 0;
     this.lastMs = 0;
   }
@@ -76,9 +79,11 @@ export class StepBins {
     this.waiting[at] = Math.max(this.waiting[at], columns.waiting[row]);
     this.stepMs[at] = Math.max(this.stepMs[at], ms);
     for (const name of ["preemptions", "evictions", "hitBlocks", "finished"]) this[name][at] += columns[name][row];
-    this.resets[at] |= columns.flags[row] & 1;
-    const idle = this.lastT > 0 ? columns.tMs[row] - this.lastT - this.lastMs : 0;
+    this.resets[at] |= columns.flags[row] & ROW_RESET;
+    // Only between two steps that follow each other: what went on in rows that are lost, nobody knows.
+    const idle = step === this.lastStep + 1 ? columns.tMs[row] - this.lastT - this.lastMs : 0;
     if (idle > IDLE_MS) this.idleMs[at] += idle;
+    this.lastStep = step;
     this.lastT = columns.tMs[row];
     this.lastMs = ms;
   }

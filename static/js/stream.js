@@ -8,7 +8,7 @@ const JITTER = 0.3;
 const MAX_FPS = 60;
 const HIDDEN_FPS = 1;
 
-const CLOSE_REFUSED = 1008;
+const CLOSE_REFUSED = 1008; // for good; 1013 is "later", and tried again like everything else
 const CLOSE_PROTOCOL = 4002; // ours, towards the server: the page cannot read what it sent
 
 /**
@@ -28,7 +28,8 @@ export function retryDelayMs(attempt, random = Math.random) {
  * - `onchange({lastStep, changed, hello})`: the view has taken a message; `changed` as from `EngineView.apply`
  * - `onstatus({connected, attempt, since, retryAt, refused, reason})`: `connected` is true once the first message of a
  *   connection is in the view; `attempt` counts failed tries since; `since` is when this state of connected or not began
- *   and `retryAt` when the next try is due (Date.now() milliseconds, null: none); `refused`: no further tries
+ *   and `retryAt` when the next try is due (Date.now() milliseconds, null: none); `refused`: no further tries; `reason`:
+ *   why the last connection ended, empty when nobody said
  *
  * A hidden page paints nothing, so its messages are acknowledged as they come, once a second.
  */
@@ -120,7 +121,7 @@ export class EngineStream {
     if (socket !== this.#socket) return;
     this.#socket = null;
     if (code === CLOSE_REFUSED) this.#refuse(reason || "refused by the server");
-    else this.#retry(reason || `connection lost (${code})`);
+    else this.#retry(reason);
   }
 
   #retry(reason) {

@@ -56,15 +56,20 @@ export class Timeline {
     return width === 1 ? "1 column = 1 step" : `1 column = ${width} steps, highest shown`;
   }
 
-  paint() {
-    const { ctx, theme, view } = this;
+  /** Take what is new in the view. Call it with every message: a page that is not painted would miss marks. */
+  update() {
+    const { view } = this;
     if (view.session !== this.session) {
       this.session = view.session;
       this.bins.clear();
       this.aborts = [];
     }
-    this.bins.update(view.steps, view.numBlocks);
     this.#takeAborts();
+  }
+
+  paint() {
+    const { ctx, theme, view } = this;
+    this.bins.update(view.steps, view.numBlocks);
     ctx.fillStyle = css(theme.panel);
     ctx.fillRect(0, 0, this.width, this.height);
     if (view.steps.length === 0) {

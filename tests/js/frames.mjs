@@ -22,9 +22,9 @@ export function frame(type, payload = words(), fields = {}) {
   return out;
 }
 
-export function hello({ session = "s1", status = "ready", blocks = null, blockSize = 16, protocol = 1 } = {}) {
-  const config = blocks === null ? null : { num_blocks: blocks, block_size: blockSize };
-  const body = { protocol, session, status, model: "fake", step: 0, config };
+export function hello({ session = "s1", status = "ready", model = "fake", blocks = null, blockSize = 16, protocol = 1, ...limits } = {}) {
+  const config = blocks === null ? null : { num_blocks: blocks, block_size: blockSize, max_num_seqs: 8, max_num_batched_tokens: 64, ...limits };
+  const body = { protocol, session, status, model, step: 0, config };
   return frame(FRAME.HELLO, new TextEncoder().encode(JSON.stringify(body)), { nItems: 1 });
 }
 

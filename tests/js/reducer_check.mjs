@@ -16,9 +16,10 @@ async function opened(step = 1) {
 }
 
 async function refuses(view, buffer, pattern) {
-  const before = JSON.stringify([view.step, [...view.cells], view.steps.total, view.session, view.gaps]);
+  const state = () => JSON.stringify([view, [...view.cells], view.steps.total]); // with all its plain fields
+  const before = state();
   await assert.rejects(view.apply(buffer), (error) => error instanceof WireError && pattern.test(error.message));
-  assert.equal(JSON.stringify([view.step, [...view.cells], view.steps.total, view.session, view.gaps]), before);
+  assert.equal(state(), before);
 }
 
 test("a packed cell is read to its last bit", () => {
@@ -70,6 +71,7 @@ test("batch, marks and gaps are kept", async () => {
   assert.deepEqual(view.marks, [{ step: 6, kind: 3, slot: 2, blockId: 1, seqId: 0xffffffff, at: 42, live: true }]);
   assert.equal(view.marksLost, 4);
   assert.deepEqual(view.gaps, [{ firstStep: 2, nSteps: 3 }]);
+  assert.equal(view.rowsLost, 3);
   assert.deepEqual([view.steps.length, view.steps.lastStep], [3, 6]);
 });
 
@@ -83,7 +85,7 @@ test("marks, gaps and rows are bounded", async () => {
   }
   assert.equal(view.marks.length, 4096);
   assert.equal(view.marksTotal, 6000);
-  assert.equal(view.gaps.length, 256);
+  assert.deepEqual([view.gaps.length, view.rowsLost], [256, 300]);
   assert.deepEqual([view.steps.length, view.steps.total, view.steps.lastStep], [10, 900, 1200 - 2 + 2]);
   assert.equal(view.steps.get("step", 9), 1200);
 });
@@ -126,6 +128,25 @@ test("a damaged message is refused and changes nothing", async () => {
   const few = deflateRawSync(Buffer.alloc(8));
   await refuses(view, message(frame(FRAME.KEYFRAME, few, { nItems: 3, flags: 1 })), /holds 8 bytes, not 12/);
   await refuses(new EngineView(), message(delta(1)), /before the first picture/);
+});
+
+test("a HELLO that makes no sense is refused before it changes anything", async () => {
+  const view = await opened();
+  for (const blocks of [-1, 0, 1e12, 2 ** 24 + 1, "x", 1.5, true, {}]) {
+    await refuses(view, message(hello({ session: "s2", blocks })), /num_blocks is/);
+    await refuses(view, message(hello({ blocks }), keyframe(2, [1])), /num_blocks is/);
+  }
+  for (const blockSize of [0, 257, null, "16"]) await refuses(view, message(hello({ session: "s2", blocks: 3, blockSize })), /block_size is/);
+  for (const limits of [{ max_num_seqs: 1e9 }, { max_num_batched_tokens: 0 }]) {
+    await refuses(view, message(hello({ session: "s2", blocks: 3, ...limits })), /max_num_\w+ is/);
+  }
+  for (const names of [{ session: "" }, { session: 7 }, { status: null }, { model: 5 }]) {
+    await refuses(view, message(hello({ blocks: 3, ...names })), /lacks a name/);
+  }
+  for (const body of ["null", "7", "[]", '{"protocol":1}']) {
+    await refuses(view, message(frame(FRAME.HELLO, new TextEncoder().encode(body), { nItems: 1 })), /protocol|lacks a name/);
+  }
+  await refuses(view, message(frame(FRAME.HELLO, new TextEncoder().encode('{"protocol":1,"session":"a","status":"b","model":null}'))), /num_blocks is/);
 });
 
 test("frame types of the future are skipped", async () => {

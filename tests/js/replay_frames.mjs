@@ -28,6 +28,7 @@ for (let at = 0; at < file.length; ) {
     batch: view.batch,
     marks: view.marksTotal,
     marksLost: view.marksLost,
+    rowsLost: view.rowsLost,
   }));
   at += 4 + length;
 }

@@ -186,11 +186,24 @@ test("delays run from half a second to thirty", () => {
 
 test("a refused page does not try again, and says why", async () => {
   const { socket, statuses, timers } = setUp();
-  socket().drop(1008, "64 pages are watching already");
+  socket().drop(1008, "from is not a step number");
   await settle();
   assert.equal(timers.length, 0);
   assert.equal(statuses.at(-1).refused, true);
-  assert.equal(statuses.at(-1).reason, "64 pages are watching already");
+  assert.equal(statuses.at(-1).reason, "from is not a step number");
+});
+
+test("a page for which there is no room now tries again, later and later, and says why", async () => {
+  const { socket, statuses, timers, delays } = setUp();
+  for (let attempt = 1; attempt <= 4; attempt++) {
+    socket().open();
+    socket().drop(1013, "64 pages are watching already");
+    await settle();
+    assert.deepEqual([statuses.at(-1).refused, statuses.at(-1).attempt], [false, attempt]);
+    assert.equal(statuses.at(-1).reason, "64 pages are watching already");
+    timers.at(-1).callback();
+  }
+  assert.ok(delays.every((delay, i) => i === 0 || delay > delays[i - 1]));
 });
 
 test("a damaged message changes nothing and brings a new connection", async () => {

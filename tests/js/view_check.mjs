@@ -4,14 +4,15 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { glyphMetrics, bodyPoint, tailFill } from "../../static/js/block_glyphs.js";
+import { describeOutage } from "../../static/js/connection.js";
 import { formatMs, formatSpan } from "../../static/js/format.js";
 import { describeBlock } from "../../static/js/grid_input.js";
 import { GridLayout, fitCells } from "../../static/js/grid_layout.js";
 import { MarkCursor } from "../../static/js/mark_cursor.js";
 import { blockRgb, buildTable, contrast, mix, parseHex, slotRgb } from "../../static/js/palette.js";
-import { countReasons, countStates, tokenRates } from "../../static/js/status_bar.js";
+import { countReasons, countStates, describeView, tokenRates } from "../../static/js/status_bar.js";
 import { StepBins } from "../../static/js/step_bins.js";
-import { StepRing } from "../../static/js/step_ring.js";
+import { ROW_RESET, StepRing } from "../../static/js/step_ring.js";
 import { NO_SLOT, STATE } from "../../static/js/wire.js";
 
 const pack = (state, aux = 0, slot = NO_SLOT) => ((slot << 16) | (aux << 8) | state) >>> 0;
@@ -24,6 +25,7 @@ function makeRing(rows, capacity = 65536) {
     view.setUint32(0, row.step, true);
     view.setUint8(4, row.kind ?? 0);
     view.setUint8(5, row.stopReason ?? 0);
+    view.setUint16(6, row.flags ?? 0, true);
     view.setFloat64(8, row.tMs ?? row.step * 10, true);
     view.setFloat32(20, row.forwardMs ?? 1, true);
     view.setUint32(32, row.prefillTokens ?? 0, true);
@@ -188,6 +190,31 @@ test("idle time is seen, a long step is not idle time", () => {
   assert.ok(bins.idleMs[bins.at(3)] > 41_000);
 });
 
+test("time that passes in lost rows is not idle time", () => {
+  for (const width of [1, 4]) {
+    const bins = new StepBins(width);
+    const ring = makeRing([{ step: 10, tMs: 1000 }]);
+    bins.update(ring, 10);
+    // Steps 11 to 30 are lost; the ring then holds a row that slept, and one after it.
+    for (const row of [{ step: 31, tMs: 61_000 }, { step: 32, tMs: 64_000 }, { step: 33, tMs: 64_002 }]) {
+      const view = new DataView(new ArrayBuffer(64));
+      view.setUint32(0, row.step, true);
+      view.setFloat64(8, row.tMs, true);
+      ring.push(view, 0);
+    }
+    bins.update(ring, 10);
+    const sum = (step) => bins.idleMs[bins.at(Math.floor(step / width))];
+    assert.equal(sum(31), width === 1 ? 0 : sum(28), "the lost rows");
+    assert.equal(sum(32), 3000);
+  }
+});
+
+test("a reset is told by its own flag", () => {
+  const bins = new StepBins(1);
+  bins.update(makeRing([{ step: 1, flags: ROW_RESET }, { step: 2, flags: ROW_RESET << 1 }]), 10);
+  assert.deepEqual([bins.resets[bins.at(1)], bins.resets[bins.at(2)]], [1, 0]);
+});
+
 test("a jump in steps longer than the columns held starts afresh", () => {
   const bins = new StepBins(1);
   bins.update(makeRing([{ step: 1 }, { step: 1_000_000 }]), 10);
@@ -221,13 +248,34 @@ test("blocks are counted by state and put into words", () => {
   assert.equal(describeBlock(view, 3, nameOf), "Block 3: cached, last held in slot 2");
 });
 
-test("marks are read once each, and a new server run starts over", () => {
+test("marks are read once each, and a new server run starts over however many it has", () => {
   const cursor = new MarkCursor();
-  assert.deepEqual(cursor.take({ marks: [1, 2], marksTotal: 2 }), [1, 2]);
-  assert.deepEqual(cursor.take({ marks: [1, 2], marksTotal: 2 }), []);
-  assert.deepEqual(cursor.take({ marks: [2, 3], marksTotal: 3 }), [3]);
-  assert.deepEqual(cursor.take({ marks: [8, 9], marksTotal: 9 }), [8, 9]);
-  assert.deepEqual(cursor.take({ marks: [7], marksTotal: 1 }), [7]);
+  const take = (session, marks, marksTotal) => cursor.take({ session, marks, marksTotal });
+  assert.deepEqual(take("s1", [1, 2], 2), [1, 2]);
+  assert.deepEqual(take("s1", [1, 2], 2), []);
+  assert.deepEqual(take("s1", [2, 3], 3), [3]);
+  assert.deepEqual(take("s1", [8, 9], 9), [8, 9]);
+  assert.deepEqual(take("s2", [7], 1), [7]);
+  assert.deepEqual(take("s3", [4], 1), [4]);
+  assert.deepEqual(take("s4", [5, 6], 2), [5, 6]);
+});
+
+test("the view's figure says who watches, how fast, and what was lost", () => {
+  const pace = { stepsPerFrame: 2.5, limitText: "at most 30 frames/s", numWatching: 3 };
+  assert.deepEqual(describeView(pace, { rowsLost: 0, marksLost: 0 }), { pace: "2.5 steps/frame, at most 30 frames/s, 3 watching", lost: "" });
+  const quiet = { stepsPerFrame: 0, limitText: "", numWatching: 1 };
+  assert.deepEqual(describeView(quiet, { rowsLost: 1, marksLost: 0 }), { pace: "1 watching", lost: "lost: 1 step" });
+  assert.equal(describeView(quiet, { rowsLost: 12, marksLost: 1 }).lost, "lost: 12 steps, 1 mark");
+  assert.equal(describeView({ ...quiet, numWatching: 0 }, { rowsLost: 0, marksLost: 0 }).pace, "");
+});
+
+test("the banner says why there is no connection, and what comes next", () => {
+  const status = { since: 0, refused: false, reason: "", retryAt: 9000 };
+  assert.equal(describeOutage({ step: 12 }, status, 5000), "Disconnected for 5 s, the picture is that of step 12, next try in 4 s.");
+  const full = { ...status, reason: "64 pages are watching already" };
+  assert.equal(describeOutage({ step: -1 }, full, 5000), "Disconnected for 5 s, 64 pages are watching already, next try in 4 s.");
+  const refused = { ...status, refused: true, retryAt: null, reason: "from is not a step number" };
+  assert.equal(describeOutage({ step: -1 }, refused, 5000), "Disconnected for 5 s, not trying again: from is not a step number.");
 });
 
 test("times are written in the unit that suits them", () => {

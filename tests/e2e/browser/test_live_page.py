@@ -135,6 +135,18 @@ async def test_requests_say_what_they_do_and_why_they_wait(watcher: Watcher) -> 
         await expect(page.locator("#batch-seqs")).to_have_text("2")
 
 
+async def test_the_view_says_how_many_watch_and_what_was_lost(watcher: Watcher) -> None:
+    async with served_page(watcher) as (page, api):
+        other = await watcher.open_page(viewport=DESK)
+        await other.goto(f"{api.url}/live")
+        await expect(page.locator("#stat-frames")).to_have_text("2 watching", timeout=20_000)
+        await other.close()
+        await expect(page.locator("#stat-frames")).to_have_text("1 watching", timeout=20_000)
+        await expect(page.locator("#stat-lost")).to_have_text("")
+        await evaluate(page, "Object.assign(window.pageglass.view, { rowsLost: 12, marksLost: 1 }).step")
+        await expect(page.locator("#stat-lost")).to_have_text("lost: 12 steps, 1 mark")
+
+
 async def test_a_row_and_its_blocks_are_selected_together(watcher: Watcher) -> None:
     async with served_page(watcher, reduced_motion="reduce") as (page, api), chats(api):
         button = page.locator("#running-table .pick").nth(1)
@@ -243,6 +255,7 @@ async def test_nothing_is_cut_off_sideways(watcher: Watcher, size: tuple[int, in
     async with served_page(watcher, viewport=viewport) as (page, api), chats(api, num=6):
         await expect(page.locator("#running-table tbody tr")).to_have_count(6)
         assert await evaluate(page, "document.documentElement.scrollWidth") <= size[0]
+        await expect(page.locator("#running-table .unit").first).to_be_visible()
         small = """[...document.querySelectorAll('button, select, a[href]')]
           .map((e) => [e.textContent.trim(), e.getBoundingClientRect()])
           .filter(([, box]) => box.width > 1 && (box.height < 24 || box.width < 24)).map(([text]) => text)"""

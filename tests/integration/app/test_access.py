@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 import websockets
 from websockets.asyncio.client import connect
@@ -81,7 +82,7 @@ async def test_a_foreign_socket_is_refused_before_it_opens(api: ServedApi, heade
     with pytest.raises(InvalidStatus) as refused:
         await connection
     assert refused.value.response.status_code == 403
-    assert api.plugin.hub.stats.num_clients == 0
+    assert api.plugin.hub.num_clients == 0
 
 
 @pytest.mark.parametrize("origin", [None, "own"])
@@ -111,6 +112,37 @@ async def test_every_answer_carries_the_security_headers(api: ServedApi) -> None
         assert response.headers["cross-origin-opener-policy"] == "same-origin"
         assert "camera=()" in response.headers["permissions-policy"]
         assert "server" not in response.headers
+
+
+async def test_every_answer_of_the_api_carries_a_request_id(api: ServedApi) -> None:
+    async def send_all(label: dict[str, str]) -> list[httpx.Response]:
+        client, path, body = api.client, "/v1/chat/completions", api.chat_body(max_tokens=1)
+        return [
+            await client.get("/v1/models", headers=label),
+            await client.get("/v1/models/fake", headers=label),
+            await client.get("/v1/nothing", headers=label),
+            await client.get(path, headers=label),
+            await client.post(path, json=body, headers=label),
+            await client.post(path, json={**body, "stream": True}, headers=label),
+            await client.post(path, content=b"{", headers=label),
+            await client.post(path, content=b"x" * (5 * 2**20), headers=label),
+            await client.get("/v1/models", headers={**label, "host": "evil.example"}),
+            await client.post(path, json=body, headers={**label, "origin": EVIL}),
+        ]
+
+    for response in await send_all({"x-request-id": "my label"}):
+        assert response.headers.get_list("x-request-id") == ["my label"]
+    own = [response.headers["x-request-id"] for response in await send_all({})]
+    assert len(set(own)) == len(own)
+    assert all(label.startswith(("req-", "chatcmpl-")) for label in own)
+    for response in await send_all({"x-request-id": "x" * 129}):
+        assert response.headers["x-request-id"].startswith(("req-", "chatcmpl-"))
+
+
+async def test_a_method_that_a_path_lacks_is_refused_with_those_that_it_has(api: ServedApi) -> None:
+    response = await api.client.get("/v1/chat/completions")
+    assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "POST" in response.headers["allow"]
 
 
 async def test_people_get_a_page_and_programs_a_body_when_something_is_missing(api: ServedApi) -> None:

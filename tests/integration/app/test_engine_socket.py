@@ -77,7 +77,7 @@ async def test_picture_and_state_document_agree_in_process() -> None:
         "fake",
         None,
     )
-    assert live.hub.stats.num_clients == 0
+    assert live.hub.num_clients == 0
     assert live.exceptions == []
 
 
@@ -172,8 +172,7 @@ async def test_tabs_that_close_under_traffic_leave_no_trace(caplog: pytest.LogCa
 
         for _ in range(10):
             await asyncio.gather(*(visit() for _ in range(5)))
-        await until(lambda: live.hub.stats.num_clients == 0, "a subscriber is left")
-    assert live.hub.stats.num_messages > 50
+        await until(lambda: live.hub.num_clients == 0, "a subscriber is left")
     assert errors_in(caplog) == []
     assert live.exceptions == []
 
@@ -193,7 +192,7 @@ async def test_clients_that_reset_in_the_middle_of_the_handshake_leave_no_trace(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sendall(request.format(address=address).encode())
             client.close()
-        await until(lambda: live.hub.stats.num_clients == 0, "a subscriber is left")
+        await until(lambda: live.hub.num_clients == 0, "a subscriber is left")
     assert errors_in(caplog) == []
     assert live.exceptions == []
 
@@ -220,7 +219,7 @@ async def test_a_message_that_is_no_ack_closes_the_socket(
         async with open_socket(address) as connection:
             await connection.send(bytes(size))
             closed = await read_to_end(connection)
-        await until(lambda: live.hub.stats.num_clients == 0, "a subscriber is left")
+        await until(lambda: live.hub.num_clients == 0, "a subscriber is left")
     assert closed is not None
     assert closed[0] == code
     assert errors_in(caplog) == []
@@ -237,7 +236,7 @@ async def test_a_server_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> 
     assert errors_in(caplog) == []
 
 
-async def test_the_65th_page_is_refused() -> None:
+async def test_the_65th_page_is_told_to_come_back() -> None:
     live = LiveApp(step_s=0.02)
     with serve_in_thread(live) as address:
         async with contextlib.AsyncExitStack() as stack:
@@ -249,10 +248,9 @@ async def test_the_65th_page_is_refused() -> None:
                 await asyncio.wait_for(extra.recv(), 20)
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (
-                1008,
+                1013,
                 "64 pages are watching already",
             )
             async with httpx.AsyncClient() as client:
                 state = (await client.get(f"http://{address}/api/engine/state?blocks=0")).json()
     assert json.dumps(state["config"])
-    assert live.hub.stats.num_refused == 1

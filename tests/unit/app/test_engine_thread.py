@@ -93,8 +93,29 @@ async def test_an_idle_engine_records_what_changes_without_a_step() -> None:
         )
     await until(lambda: len(recorder.results) == 1)
     record = recorder.results[0][0].record
-    assert [type(event).__name__ for event in record.events] == ["Arrived", "Rejected", "Finished"]
+    assert [type(event).__name__ for event in record.events] == ["Rejected"]
     assert engine.runner.num_steps == 0
+    await thread.stop(5)
+
+
+async def test_a_refused_duplicate_leaves_the_original_alone() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    engine.runner.gate.clear()
+    await submit(thread, make_request("r", 5))
+    refused = asyncio.create_task(submit(thread, make_request("r", 7)))
+    await asyncio.sleep(0)  # it is on its way before the original can end
+    engine.runner.gate.set()
+    with pytest.raises(EngineError, match="running already"):
+        await refused
+    await until(lambda: not engine.core.has_work)
+    await until(
+        lambda: any(output.finish_reason for result, _ in recorder.results for output in result.outputs)
+    )
+    outputs = [output for result, _ in recorder.results for output in result.outputs]
+    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
     await thread.stop(5)
 
 

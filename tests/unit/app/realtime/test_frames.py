@@ -9,6 +9,7 @@ import pytest
 
 from app.realtime.frames import (
     DEFLATE_OVER_BYTES,
+    Deflater,
     Frame,
     FrameKind,
     Hello,
@@ -249,7 +250,7 @@ def test_anything_but_an_ack_is_refused(data: object) -> None:
 
 async def test_only_big_keyframes_are_deflated_and_others_get_their_turn() -> None:
     small = make_keyframe(array("I", range(DEFLATE_OVER_BYTES // 4)), 1, 0.0)
-    assert await encode_message([small]) == small.encode()
+    assert await encode_message([small], Deflater()) == small.encode()
     cells = array("I", range(1_000_000))
     big = make_keyframe(cells, 1, 0.0)
     turns = 0
@@ -261,7 +262,7 @@ async def test_only_big_keyframes_are_deflated_and_others_get_their_turn() -> No
             await asyncio.sleep(0)
 
     counter = asyncio.create_task(count_turns())
-    message = await encode_message([small, big])
+    message = await encode_message([small, big], Deflater())
     counter.cancel()
     assert turns >= 10
     kind, flags, _, size = struct.unpack_from("<BBHI", message, len(small.encode()))

@@ -183,7 +183,6 @@ def test_rows_that_the_ring_lost_are_a_gap(
     assert kinds(watcher.take())[:3] == [2, 7, 4]
     assert watcher.picture.gaps == [(1, 15)]
     assert watcher.picture.rows == list(range(16, 26))
-    assert hub.stats.num_rows_lost == 15
 
 
 def test_marks_over_the_limit_are_counted(
@@ -198,7 +197,7 @@ def test_marks_over_the_limit_are_counted(
         step(hub, core)
     watcher.take()
     assert len(watcher.picture.marks) == 5
-    assert watcher.picture.marks_lost == hub.stats.num_marks_lost > 0
+    assert watcher.picture.marks_lost > 0
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_a_new_page_gets_the_newest_rows_only(
     watcher.take()
     assert watcher.picture.rows == [9, 10, 11, 12]
     assert all(mark[0] >= 9 for mark in watcher.picture.marks)
-    assert hub.stats.num_rows_lost == 0
+    assert watcher.picture.gaps == []
 
 
 def test_a_hub_may_begin_with_a_state_of_its_own(hub: EventHub) -> None:
@@ -308,15 +307,13 @@ def test_a_client_that_is_silent_while_it_owes_an_answer_is_dropped(
     with pytest.raises(SubscriptionEndedError) as ended:
         quiet.subscription.is_due()
     assert ended.value.code == 1013
-    assert hub.stats.num_dropped == 1
 
 
 def test_only_so_many_clients_are_served(hub: EventHub) -> None:
     watchers = [Watcher(hub) for _ in range(MAX_SUBSCRIPTIONS)]
     with pytest.raises(SubscriptionEndedError) as refused:
         Watcher(hub)
-    assert refused.value.code == 1008
-    assert hub.stats.num_refused == 1
+    assert refused.value.code == 1013
     watchers[0].leave()
     Watcher(hub)
 
@@ -371,7 +368,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(core: EngineCore) -> None:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert hub.stats.num_clients == 0
+        assert hub.num_clients == 0
 
 
 def test_a_record_that_does_not_follow_closes_the_view_and_harms_nothing_else(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.realtime.hub import EventHub
+from app.realtime.hub import EventHub, Resume
 from app.web.live_context import (
     MAX_ROWS,
     REASON_WORDS,
@@ -35,6 +35,13 @@ def test_while_the_model_loads_the_panels_are_empty_and_say_so() -> None:
     assert make_tables(EventHub("s"))["by_state"] == []
 
 
+def test_the_panels_count_the_pages_that_watch() -> None:
+    hub = EventHub("s")
+    with hub.subscribe(Resume()), hub.subscribe(Resume()):
+        assert make_panels(hub).num_watching == 2
+    assert make_panels(hub).num_watching == 0
+
+
 def test_a_running_request_shows_how_far_it_is() -> None:
     core = make_core(num_blocks=32, max_num_batched_tokens=8, max_model_len=64)
     core.add_request(make_request("chatcmpl-0123456789ab", prompt=20, max_tokens=20))
@@ -42,7 +49,10 @@ def test_a_running_request_shows_how_far_it_is() -> None:
     (row,) = make_panels(hub).running
     assert (row.short_id, row.state, row.detail) == ("01234567", "prefill", "40%")
     assert [(part.kind, part.x, part.width) for part in row.bar] == [("computed", 0, 200), ("todo", 200, 300)]
-    for _ in range(4):
+    for _ in range(2):
+        hub.publish([core.step().record])
+    assert make_panels(hub).running[0].detail == "1 token"
+    for _ in range(2):
         hub.publish([core.step().record])
     (row,) = make_panels(hub).running
     assert (row.state, row.detail) == ("decode", "3 tokens")
