@@ -8,6 +8,7 @@ from app.engine_loading import load_engine
 from app.engine_thread import Load
 from app.errors import render_refusal
 from app.plugins import ApplicationPlugin
+from app.request_labels import RequestLabels
 from app.security import AccessPolicy, SecurityGuard
 from app.settings import Settings
 
@@ -21,5 +22,5 @@ def create_app(settings: Settings, load: Load | None = None) -> Litestar:
     app = Litestar(plugins=[plugin])
     # Around everything, so that unknown paths, static files and sockets are guarded as well.
     policy = AccessPolicy(settings.host, settings.allowed_host)
-    app.asgi_handler = SecurityGuard(app.asgi_handler, policy, render_refusal)
+    app.asgi_handler = RequestLabels(SecurityGuard(app.asgi_handler, policy, render_refusal))
     return app

@@ -44,6 +44,14 @@ class HostStatus(StrEnum):
 
 
 @dataclass(frozen=True)
+class StartProgress:
+    """Progress before the engine thread reports any of its own: it imports what loading needs."""
+
+    stage: str = "starting"
+    fraction: float = 0.0
+
+
+@dataclass(frozen=True)
 class HostEvents:
     """What the host calls, always on the event loop and in order."""
 
@@ -63,7 +71,7 @@ class EngineHost:
         """Nothing runs before `start`."""
         self.model_name = model_name
         self.status = HostStatus.LOADING
-        self.progress: LoadProgress | None = None
+        self.progress: LoadProgress | StartProgress | None = StartProgress()
         self.error: str | None = None
         self.config: EngineConfig | None = None
         self.tokenizer: Tokenizer | None = None

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 CACHE_FOLDER = ".converted"
 """Below the models folder: weights and tokenizers in a form that loads fast."""
 
-
 # Threads of a step that wait for each other sleep instead of spinning. The engine shares its cores with the
 # event loop and often with a browser, and a thread that spins keeps the very thread off its core that it
 # waits for: measured on two cores with two other busy processes, a step of 32 sequences took 327 ms (up to

@@ -13,6 +13,7 @@ import msgspec
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException
 
+from app.request_labels import is_api_path
 from engine.errors import (
     ConfigError,
     ContextLengthError,
@@ -26,8 +27,6 @@ from engine.errors import (
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-MAX_LABEL_CHARS = 128
-REQUEST_ID_HEADER = "x-request-id"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
@@ -122,7 +121,7 @@ def describe_error(error: Exception) -> ErrorInfo:
 
 def render_error(path: str, info: ErrorInfo) -> tuple[str, bytes]:
     """Return media type and body of an error in the shape that `path` asks for."""
-    if path == "/v1" or path.startswith("/v1/"):
+    if is_api_path(path):
         return MediaType.JSON.value, msgspec.json.encode(openai_error(info))
     problem = {
         "type": f"urn:pageglass:error:{info.code}",
@@ -158,22 +157,7 @@ def handle_exception(request: Request[Any, Any, Any], error: Exception) -> Respo
     if info.code == "internal_error":
         logger.error("%s %s failed", request.method, path, exc_info=error)
     media_type, body = render_error(path, info)
-    headers = dict(info.headers)
-    label = get_request_label(request)
-    if label is not None:
-        headers[REQUEST_ID_HEADER] = label
-    return Response(body, status_code=info.status, media_type=media_type, headers=headers)
-
-
-def get_request_label(request: Request[Any, Any, Any]) -> str | None:
-    """Return the caller's own name for the request, if it is short and printable.
-
-    It is echoed and logged; it never identifies anything inside.
-    """
-    label = request.headers.get(REQUEST_ID_HEADER, "")
-    if 0 < len(label) <= MAX_LABEL_CHARS and label.isascii() and label.isprintable():
-        return label
-    return None
+    return Response(body, status_code=info.status, media_type=media_type, headers=dict(info.headers))
 
 
 def _retry_header(error: EngineError) -> dict[str, str]:

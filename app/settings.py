@@ -272,19 +272,22 @@ class Setting:
         """Its default for people."""
         return self.option.shown_default or str(self.default)
 
-    def parse(self, text: str) -> Any:
-        """Return the value that `text` means; `ConfigError` names the setting and what is allowed."""
+    def parse(self, text: str, source: str) -> Any:
+        """Return the value that `text` means.
+
+        Raises `ConfigError` naming `source` (the flag or variable that it comes from) and what is allowed.
+        """
         option = self.option
         if option.choices and text not in option.choices:
-            raise ConfigError(f"{self.name} is {text!r}; allowed: {', '.join(option.choices)}.")
+            raise ConfigError(f"{source} is {text!r}; allowed: {', '.join(option.choices)}.")
         try:
             value = option.parse(text)
         except ConfigError as error:
-            raise ConfigError(f"{self.name}: {error}") from None
+            raise ConfigError(f"{source}: {error}") from None
         if (option.low is not None and not value >= option.low) or (
             option.high is not None and not value <= option.high
         ):
-            raise ConfigError(f"{self.name} is {text}; allowed: {self.shown_range}.")
+            raise ConfigError(f"{source} is {text}; allowed: {self.shown_range}.")
         return value
 
     @property
@@ -311,23 +314,38 @@ def _read_table() -> tuple[Setting, ...]:
 SETTINGS = _read_table()
 
 
-def make_settings(values: Mapping[str, Any]) -> Settings:
-    """Build settings from parsed values; absent ones keep their default."""
-    settings = Settings(**values)
-    if settings.kv_memory is not None and settings.num_blocks is not None:
-        raise ConfigError("kv_memory and num_blocks are both given; both size the KV cache, keep one.")
-    return settings
+RIVALS = (("kv_memory", "num_blocks", "size the KV cache"),)
+"""Pairs of settings that mean the same thing in two ways, and what that is."""
+
+
+def make_settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    """Build settings from parsed values; absent ones keep their default.
+
+    `sources` names the flag or variable of each value. A flag wins over the environment also where a
+    variable sets its rival; two flags or two variables that are rivals are a `ConfigError`.
+    """
+    chosen = dict(values)
+    for first, second, purpose in RIVALS:
+        if first not in chosen or second not in chosen:
+            continue
+        from_variables = [name for name in (first, second) if sources[name].startswith(ENV_PREFIX)]
+        if len(from_variables) != 1:
+            raise ConfigError(
+                f"{sources[first]} and {sources[second]} are both given; both {purpose}, keep one."
+            )
+        del chosen[from_variables[0]]
+    return Settings(**chosen)
 
 
 def check_environment(names: Iterable[str]) -> None:
-    """Raise `ConfigError` for a variable with our prefix that means nothing, naming the nearest."""
+    """Raise `ConfigError` for a variable with our prefix that means nothing, naming a near one."""
     known = [*(setting.variable for setting in SETTINGS), *OTHER_VARIABLES]
     for name in sorted(names):
         if name.startswith(ENV_PREFIX) and name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"the environment variable {name} is not known; did you mean {nearest}? Otherwise unset it."
-            )
+            short_names = [other.removeprefix(ENV_PREFIX) for other in known]
+            near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), short_names, n=1)
+            hint = f"did you mean {ENV_PREFIX}{near[0]}? Otherwise unset it." if near else "unset it."
+            raise ConfigError(f"the environment variable {name} is not known; {hint}")
 
 
 def render_documentation() -> str:
@@ -335,7 +353,8 @@ def render_documentation() -> str:
     lines = [
         "# Settings of `pageglass serve`",
         "",
-        "Made by `python -m app.settings`; do not edit. A flag wins over its environment variable.",
+        "Made by `python -m app.settings`; do not edit. A flag wins over its environment variable, and",
+        "over the variable of a setting that cannot go together with it.",
         "Sizes take units (`512MiB`, `1GiB`, `2GB`).",
         "",
         "| flag | environment variable | default | unit | allowed | what it does |",

@@ -11,17 +11,34 @@ from app.load.client import LoadClient, ServerInfo
 from app.load.files import LoadError
 from app.load.prompts import read_prompts
 from app.load.runner import LoadRun, report_progress
-from app.load.stats import LoadStats, progress_text, summary_lines
+from app.load.stats import LoadStats, progress_text, start_text, summary_lines
 from app.load.traces import Trace, TraceFormat, read_trace
 from app.load.workload import TraceOptions, Workload, prompt_workload, trace_workload
 from app.resources import data_file
 
-_TRACES = {"azure-conv": "azure-conv.csv", "mooncake": "mooncake.jsonl"}
-_PROMPTS = {"mt-bench": "mt-bench.jsonl"}
+_SHIPPED = {
+    "--trace": {"azure-conv": "azure-conv.csv", "mooncake": "mooncake.jsonl"},
+    "--prompts": {"mt-bench": "mt-bench.jsonl"},
+}
+"""Files of each option by name."""
+
 _DEFAULT_SCALE = {TraceFormat.AZURE: 1.0, TraceFormat.MOONCAKE: 32.0}
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class _WholeNumber(click.IntRange):
+    """A number whose error says what it is not; click's own speaks of an "integer range"."""
+
+    name = "whole number"
+
+
+class _Number(click.FloatRange):
+    name = "number"
+
+
+class _Seed(click.types.IntParamType):
+    name = "whole number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +63,47 @@ class LoadSettings:
 @click.option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL, or: azure-conv, mooncake.")
 @click.option("--prompts", metavar="FILE", help="MT-bench JSONL, or: mt-bench.")
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL of the server.")
-@click.option("--rows", type=click.IntRange(min=1), default=100, show_default=True, help="First N rows.")
+@click.option(
+    "--rows", type=_WholeNumber(min=1), metavar="N", default=100, show_default=True, help="First N rows."
+)
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0),
+    type=_Number(min=0),
+    metavar="FACTOR",
     default=1.0,
     show_default=True,
     help="Arrivals are this many times faster than recorded; 0 sends all at once.",
 )
 @click.option(
-    "--scale", type=_POSITIVE, help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]"
+    "--scale",
+    type=_Number(min=0, min_open=True),
+    metavar="FACTOR",
+    help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]",
 )
 @click.option(
     "--max-tokens",
-    type=click.IntRange(min=1),
+    type=_WholeNumber(min=1),
+    metavar="N",
     default=128,
     show_default=True,
     help="Longest answer to a prompt.",
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1, max=4096),
+    type=_WholeNumber(min=1, max=4096),
+    metavar="N",
     default=64,
     show_default=True,
     help="Most requests open at once.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the synthetic tokens.")
+@click.option(
+    "--seed",
+    type=_Seed(),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of the synthetic tokens.",
+)
 @click.option("--api-key", help="Key for a server that asks for one.")
 @click.option("--model", help="Name of the model.  [default: the first one of the server]")
 @click.option(
@@ -100,18 +132,26 @@ def load(**options: object) -> None:
 
 def _read_input(settings: LoadSettings) -> Trace | list[tuple[str, ...]]:
     if settings.trace is not None:
-        return read_trace(_find_file(settings.trace, _TRACES), settings.rows)
-    return read_prompts(_find_file(settings.prompts or "", _PROMPTS), settings.rows)
+        return read_trace(_find_file("--trace", settings.trace), settings.rows)
+    return read_prompts(_find_file("--prompts", settings.prompts or ""), settings.rows)
 
 
-def _find_file(name: str, shipped: dict[str, str]) -> Path:
+def _find_file(option: str, name: str) -> Path:
     """Return the path of a file given by its path or by the name of a shipped one."""
     path = Path(name).expanduser()
-    if name in shipped and not path.exists():
+    shipped = _SHIPPED[option]
+    if path.is_dir():
+        raise LoadError(
+            f"{option} {name}: this is a folder, expected is a file or one of {', '.join(shipped)}."
+        )
+    if path.exists():
+        return path
+    if name in shipped:
         return data_file(shipped[name])
-    if not path.is_file():
-        raise LoadError(f"There is no file {name!r}; shipped are: {', '.join(shipped)}.")
-    return path
+    for other, names in _SHIPPED.items():
+        if name in names:
+            raise LoadError(f"{name} is for {other}, not for {option}: pageglass load {other} {name}")
+    raise LoadError(f"There is no file {name!r}; shipped are: {', '.join(shipped)}.")
 
 
 async def _run(settings: LoadSettings, source: Trace | list[tuple[str, ...]]) -> LoadStats:
@@ -119,7 +159,7 @@ async def _run(settings: LoadSettings, source: Trace | list[tuple[str, ...]]) ->
         info = await client.server_info(settings.model)
         workload = _make_workload(settings, source, info)
         run = LoadRun(workload, client.send, concurrency=settings.concurrency)
-        click.echo(f"{run.stats.num_planned} requests to {client.url}, model {info.model}", err=True)
+        click.echo(start_text(workload, f"{client.url}, model {info.model}"), err=True)
         line = ProgressLine()
         reporting = asyncio.create_task(
             report_progress(run.stats, lambda stats, rate: line.update(progress_text(stats, rate)))

@@ -1,4 +1,4 @@
-"""What a server needs before it starts: its data folder for itself, and its port."""
+"""What a server needs before it starts: sizes that fit, its data folder for itself, and its port."""
 
 import errno
 import fcntl
@@ -8,12 +8,41 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from app.folders import make_folder
+from app.settings import Settings
+from engine.config import resolve
 from engine.errors import ConfigError
+from engine.model.config import ModelConfig
 
 LOCK_FILE = "server.lock"
 
+_BYTES_PER_NUMBER = {"bf16": 2, "fp32": 4}
+
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """An address family that this machine does not have; localhost often names one."""
+
+
+def check_sizes(settings: Settings, model: ModelConfig) -> None:
+    """Raise `ConfigError` for sizes that cannot work with the model, whatever the device.
+
+    Where the number format is chosen while loading, the smallest one counts; loading checks again.
+    """
+    dtype = "fp32" if (settings.device, settings.dtype) == ("cpu", "auto") else settings.dtype
+    formats = [name for name in _BYTES_PER_NUMBER if dtype in (name, "auto")]
+    per_token = {name: model.kv_bytes_per_token(_BYTES_PER_NUMBER[name]) for name in formats}
+    memory = settings.kv_memory_bytes
+    if memory is not None and memory < min(per_token.values()) * settings.block_size:
+        needed = " or ".join(f"{size * settings.block_size} ({name})" for name, size in per_token.items())
+        raise ConfigError(
+            f"kv_memory is {memory}, but one block of {settings.block_size} tokens needs {needed} bytes; "
+            "give more, or a smaller block_size."
+        )
+    resolve(
+        settings.make_engine_config(),
+        model_max_len=model.max_position,
+        kv_bytes_per_token=min(per_token.values()),
+        kv_memory_bytes=memory,
+    )
 
 
 @contextmanager
@@ -21,7 +50,13 @@ def lock_data_dir(data_dir: Path) -> Iterator[None]:
     """Hold the data folder for this process; the system lets go of it even after a crash."""
     path = data_dir / LOCK_FILE
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(data_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir {data_dir} cannot be created ({error.strerror}); "
+            "choose another folder with --data-dir."
+        ) from error
+    try:
         lock = path.open("a+", encoding="ascii")
     except OSError as error:
         reason = error.strerror or str(error)
@@ -36,7 +71,7 @@ def lock_data_dir(data_dir: Path) -> Iterator[None]:
             owner = lock.read(20).strip() or "unknown"
             raise ConfigError(
                 f"data_dir {data_dir} is in use by another server (process {owner}); stop it, or choose "
-                "another folder with --data-dir."
+                "another folder with --data-dir FOLDER (make serve: ARGS='--data-dir FOLDER')."
             ) from None
         lock.seek(0)
         lock.truncate()
@@ -76,7 +111,9 @@ def show_url(host: str, port: int) -> str:
 
 
 def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio turns Nagle's algorithm off on the connections; without, every answer
+    # would wait 40 ms for an acknowledgement.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -94,7 +131,8 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
 def _explain(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
-            f"port {port} on {host} is in use; stop what uses it, or choose another with --port."
+            f"port {port} on {host} is in use; stop what uses it, or choose another with --port NUMBER "
+            "(make serve: PORT=NUMBER)."
         )
     if error.errno == errno.EACCES:
         return ConfigError(f"port {port} may not be used by this user; choose one above 1023 with --port.")

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from app.commands.preparation import bind_sockets, lock_data_dir, show_url
+from app.commands.preparation import bind_sockets, check_sizes, lock_data_dir, show_url
 from app.commands.server import run_server
-from app.model_store import resolve_model
+from app.model_store import explain_damage, resolve_model
 from app.settings import SETTINGS, Setting, Settings, check_environment, make_settings
 from app.telemetry import configure_logging
-from engine.errors import ConfigError
-from engine.model.check import check_model
+from engine.model.check import open_model
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -35,12 +35,15 @@ def _make_reader(setting: Setting) -> Callable[[str], Any]:
     """Return what reads one setting from text, on the command line and in the environment."""
 
     def read(text: str) -> Any:
-        try:
-            return setting.parse(text)
-        except ConfigError as error:
-            raise click.BadParameter(str(error)) from error
+        return setting.parse(text, _source_of(setting, click.get_current_context()))
 
     return read
+
+
+def _source_of(setting: Setting, ctx: click.Context) -> str:
+    """Return the flag or the variable that the value of a setting comes from."""
+    is_variable = ctx.get_parameter_source(setting.name) is ParameterSource.ENVIRONMENT
+    return setting.variable if is_variable else setting.flag
 
 
 def _describe(setting: Setting) -> str:
@@ -70,8 +73,13 @@ def setting_options(command: Command) -> Command:
 def serve(**values: Any) -> None:
     """Check everything that can be checked now, then serve."""
     check_environment(os.environ)
-    settings = make_settings({name: value for name, value in values.items() if value not in (None, ())})
-    check_model(resolve_model(settings.model))
+    ctx = click.get_current_context()
+    given = {name: value for name, value in values.items() if value not in (None, ())}
+    settings = make_settings(given, {setting.name: _source_of(setting, ctx) for setting in SETTINGS})
+    model_path = resolve_model(settings.model)
+    with explain_damage(model_path):
+        files = open_model(model_path)
+    check_sizes(settings, files.config)
     configure_logging(settings.log_level)
     with lock_data_dir(settings.data_dir), bind_sockets(settings.host, settings.port) as sockets:
         url = show_url(settings.host, sockets[0].getsockname()[1])

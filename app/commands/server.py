@@ -62,10 +62,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let open requests end, end the others with an error that says so, then close."""
         if self._host.num_open:
-            _say(
-                f"Stopping: {self._host.num_open} open requests have "
-                f"{self._settings.shutdown_timeout:g} s to end."
-            )
+            num_open = self._host.num_open
+            requests = "1 open request has" if num_open == 1 else f"{num_open} open requests have"
+            _say(f"Stopping: {requests} {self._settings.shutdown_timeout:g} s to end.")
         await self._host.drain(self._settings.shutdown_timeout)
         self._hub.close()
         await super().shutdown(sockets)

@@ -23,5 +23,5 @@ def read_prompts(path: Path, max_rows: int) -> list[tuple[str, ...]]:
             raise field_error(path, number, "turns", "each turn must be a text that is not empty")
         conversations.append(tuple(turns))
     if not conversations:
-        raise LoadError(f"{path}: there is no prompt in the file.")
+        raise LoadError(f"{path}: the file is empty.")
     return conversations

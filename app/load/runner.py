@@ -32,9 +32,8 @@ class LoadRun:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         """Prepare to run at most `concurrency` jobs at once."""
-        num_requests = sum(job.num_requests for job in workload.jobs)
         self.stats = LoadStats(
-            num_planned=num_requests + workload.num_skipped, num_skipped=workload.num_skipped
+            num_planned=workload.num_requests + workload.num_skipped, num_skipped=workload.num_skipped
         )
         self._workload = workload
         self._send = send

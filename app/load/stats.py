@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from app.load.client import Outcome
+from app.load.workload import Workload
 
 _LABEL_WIDTH = 22
 
@@ -50,6 +51,20 @@ class LoadStats:
         if outcome.ttft_s is not None:
             self.ttft_s.append(outcome.ttft_s)
         self.gaps_s.extend(outcome.gaps_s)
+
+
+def start_text(workload: Workload, server: str) -> str:
+    """Return in one line what is about to be sent to `server`, so that people can judge how long it takes."""
+    requests = _counted(workload.num_requests, "request")
+    answers = f"up to {_counted(workload.num_output_tokens, 'output token')}"
+    if workload.num_prompt_tokens is not None:
+        answers = f"{_counted(workload.num_prompt_tokens, 'prompt token')} and {answers}"
+    skipped = f"; {workload.num_skipped:,} skipped, longer than the context" if workload.num_skipped else ""
+    return f"{requests} with {answers} to {server}{skipped}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def progress_text(stats: LoadStats, tokens_per_s: float) -> str:

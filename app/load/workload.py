@@ -26,7 +26,16 @@ class Workload:
     """Jobs in order of arrival, and how many rows are left out because they outgrow the context."""
 
     jobs: list[Job]
+    num_output_tokens: int = 0
+    """At most so many: answers may end earlier."""
+    num_prompt_tokens: int | None = None
+    """None where only the server can count them."""
     num_skipped: int = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that will be sent."""
+        return sum(job.num_requests for job in self.jobs)
 
 
 @dataclass(frozen=True)
@@ -56,12 +65,18 @@ def trace_workload(trace: Trace, options: TraceOptions) -> Workload:
         if source.num_prompt_tokens(row) + source.num_output_tokens(row) <= options.max_model_len
     ]
     jobs = [_trace_job(source, index, row, options) for index, row in fitting]
-    return Workload(jobs, num_skipped=len(trace.rows) - len(jobs))
+    return Workload(
+        jobs,
+        num_output_tokens=sum(source.num_output_tokens(row) for _, row in fitting),
+        num_prompt_tokens=sum(source.num_prompt_tokens(row) for _, row in fitting),
+        num_skipped=len(trace.rows) - len(jobs),
+    )
 
 
 def prompt_workload(conversations: Sequence[tuple[str, ...]], model: str, max_tokens: int) -> Workload:
     """Return one job per conversation: its turns, each with the answers before it, all due at once."""
-    return Workload([_prompt_job(turns, model, max_tokens) for turns in conversations])
+    jobs = [_prompt_job(turns, model, max_tokens) for turns in conversations]
+    return Workload(jobs, num_output_tokens=max_tokens * sum(job.num_requests for job in jobs))
 
 
 def _trace_job(source: TokenSource, index: int, row: TraceRow, options: TraceOptions) -> Job:

@@ -8,10 +8,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from app.engine_host import EngineHost
-from app.errors import ModelNotFoundError, get_request_label
+from app.errors import ModelNotFoundError
+from app.request_labels import REQUEST_ID_HEADER, find_label
 from app.services.generation import GenerationService, GenerationSpec
 from app.web.openai_requests import IgnoredFields, parse_chat, parse_completion, read_json
-from app.web.openai_responses import EventStream, make_format, make_headers, make_whole_answer
+from app.web.openai_responses import EventStream, make_format, make_whole_answer
 from app.web.schemas import ChatCompletionBody, GenerationBody
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,11 @@ async def _answer(
         include_usage=options is not None and options.include_usage is True,
     )
     generation = await generations.start(spec)
-    logger.debug("%s begins, the caller calls it %r", spec.request_id, get_request_label(request))
+    label = find_label(request.headers.get(REQUEST_ID_HEADER, ""))
+    logger.debug("%s begins, the caller calls it %r", spec.request_id, label)
     if body.stream:
-        return EventStream(generation, answer, make_headers(request, spec.request_id))
-    return await make_whole_answer(request, generation, answer)
+        return EventStream(generation, answer, label)
+    return await make_whole_answer(request, generation, answer, label)
 
 
 def _check_model(host: EngineHost, name: str) -> None:

@@ -12,13 +12,8 @@ from litestar import Request, Response
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.errors import (
-    REQUEST_ID_HEADER,
-    InterruptedAnswerError,
-    describe_error,
-    get_request_label,
-    openai_error,
-)
+from app.errors import InterruptedAnswerError, describe_error, openai_error
+from app.request_labels import REQUEST_ID_HEADER
 from app.services.generation import CLIENT_GONE, ChoiceDelta, Generation, Usage
 
 logger = logging.getLogger(__name__)
@@ -108,15 +103,13 @@ def make_format(model: str, *, is_chat: bool, include_usage: bool) -> AnswerForm
     return AnswerFormat(model, int(time.time()), is_chat, include_usage)
 
 
-def make_headers(request: Request[Any, Any, Any], request_id: str) -> dict[str, str]:
-    """Return the headers of an answer: the caller's label for the request, else our id."""
-    return {REQUEST_ID_HEADER: get_request_label(request) or request_id}
-
-
 async def make_whole_answer(
-    request: Request[Any, Any, Any], generation: Generation, answer: AnswerFormat
+    request: Request[Any, Any, Any], generation: Generation, answer: AnswerFormat, label: str | None
 ) -> Response[bytes]:
-    """Wait for all choices and return the whole answer; ends the generation when the client leaves."""
+    """Wait for all choices and return the whole answer; ends the generation when the client leaves.
+
+    `label` is the caller's own name for the request.
+    """
     texts = [""] * generation.num_choices
     reasons = [""] * generation.num_choices
     watcher = asyncio.create_task(_close_when_client_leaves(request.receive, generation))
@@ -129,18 +122,27 @@ async def make_whole_answer(
     finally:
         watcher.cancel()
         generation.close()
-    return Response(body, media_type="application/json", headers=make_headers(request, generation.request_id))
+    return Response(
+        body, media_type="application/json", headers={REQUEST_ID_HEADER: label or generation.request_id}
+    )
 
 
 class EventStream(Response[bytes]):
-    """A streamed answer. It owns the generation and closes it, however the connection ends."""
+    """A streamed answer. It owns the generation and closes it, however the connection ends.
 
-    def __init__(self, generation: Generation, answer: AnswerFormat, headers: dict[str, str]) -> None:
+    `label` is the caller's own name for the request.
+    """
+
+    def __init__(self, generation: Generation, answer: AnswerFormat, label: str | None) -> None:
         """Nothing is sent before Litestar calls the response."""
         super().__init__(
             b"",
             media_type="text/event-stream",
-            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
+            headers={
+                REQUEST_ID_HEADER: label or generation.request_id,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            },
         )
         self._generation = generation
         self._answer = answer

@@ -47,17 +47,12 @@ class ModelFiles:
         return self.info.path
 
 
-def check_model(path: Path) -> ModelInfo:
-    """Check a GGUF file or a Hugging Face folder in milliseconds, without torch.
-
-    Raises `ModelError` with a one-line message: missing, damaged, truncated, of an unknown
-    architecture, or with a missing or unknown tensor.
-    """
-    return open_model(path).info
-
-
 def open_model(path: Path) -> ModelFiles:
-    """Read and check all headers of a model; raises `ModelError` as `check_model` does."""
+    """Read and check all headers of a model: a GGUF file or a Hugging Face folder.
+
+    Takes milliseconds and reads no weights. Raises `ModelError` with a one-line message: no such file,
+    damaged, of an unknown architecture, or with missing or unknown tensors.
+    """
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError) as error:

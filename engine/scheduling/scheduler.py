@@ -89,7 +89,7 @@ class Scheduler:
             raise RequestError(f"Request {request.request_id} is running already.", code="duplicate_request")
         if len(self.waiting) + len(requests) > self.config.max_waiting:
             raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting, {self.config.max_waiting} may; try again later.",
+                f"The queue is full ({len(self.waiting)} of {self.config.max_waiting}); try again later.",
                 code="queue_full",
             )
 

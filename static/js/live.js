@@ -150,7 +150,7 @@ function writeLabels(now) {
   const used = byId("stat-kv").textContent;
   const running = byId("stat-running").textContent;
   const waiting = byId("stat-waiting").textContent;
-  grid.canvas.setAttribute("aria-label", `${used} of ${formatCount(view.numBlocks)} KV blocks in use, ${running} requests running, ${waiting} waiting, step ${formatCount(Math.max(0, view.step))}`);
+  grid.canvas.setAttribute("aria-label", `${used} of ${formatCount(view.numBlocks)} KV blocks in use, requests: ${running} running, ${waiting} waiting, step ${formatCount(Math.max(0, view.step))}`);
   batchStrip.canvas.setAttribute("aria-label", `${byId("batch-tokens").textContent} ${byId("batch-tokens-of").textContent}; ${byId("batch-seqs").textContent} ${byId("batch-seqs-of").textContent}`);
   timeline.canvas.setAttribute("aria-label", `The newest ${formatCount(view.steps.length)} steps up to ${formatCount(Math.max(0, view.step))}: KV blocks, batch tokens, requests, step time and events`);
 }

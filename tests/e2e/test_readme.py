@@ -60,5 +60,5 @@ def test_curl_example_streams_an_answer(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("page", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_linked_files_exist(page: str) -> None:
-    assert (REPOSITORY / page).is_file()
+def test_linked_files_and_folders_exist(page: str) -> None:
+    assert (REPOSITORY / page).exists()

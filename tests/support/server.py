@@ -22,8 +22,6 @@ POLL_S = 0.05
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 _URL_LINE = re.compile(r"listening on (http://\S+)")
-# Threads that spin while they wait make everything crawl as soon as something else wants the cores too.
-_TEST_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
 _KEPT_VARIABLES = ("PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER")
 
 
@@ -95,7 +93,7 @@ class ServerProcess:
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env={**_clean_environment(), **_TEST_ENVIRONMENT, **self._env},
+                env={**_clean_environment(), "PYTHONUNBUFFERED": "1", **self._env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

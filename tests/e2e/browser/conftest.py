@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
 
-CHROMIUM = "/usr/bin/chromium"
+from tests.support.browser import find_chromium
+
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -54,7 +55,7 @@ class Watcher:
 async def watcher() -> AsyncIterator[Watcher]:
     """Yield a browser; afterwards its console must be clean and nothing may have left the host."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))
         watching = Watcher(browser)
         yield watching
         for context in watching.contexts:

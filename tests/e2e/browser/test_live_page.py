@@ -245,7 +245,7 @@ async def test_without_scripts_the_page_is_tables(watcher: Watcher) -> None:
 
 async def test_pictures_are_put_into_words(watcher: Watcher) -> None:
     async with served_page(watcher) as (page, _):
-        label = re.compile("0% of 96 KV blocks in use, 0 requests running")
+        label = re.compile("0% of 96 KV blocks in use, requests: 0 running")
         await expect(page.get_by_role("img", name=label)).to_be_visible()
 
 

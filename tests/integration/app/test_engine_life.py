@@ -8,6 +8,7 @@ import pytest
 
 import app.engine_host
 import app.web.openai_responses
+from app.engine_host import EngineHost, StartProgress
 from engine.errors import ModelError
 from tests.support.api import MODEL, ServedApi, read_events, served_api, until
 from tests.support.fake_engine import FakeEngine
@@ -27,7 +28,7 @@ async def test_while_loading_everything_answers_and_says_how_far_it_is() -> None
     engine = make_engine()
     engine.load_gate.clear()
     async with served_api(engine) as api:
-        await until(lambda: api.plugin.host.progress is not None)
+        await until(lambda: api.plugin.host.progress != StartProgress())
         for response in (
             await api.client.post("/v1/chat/completions", json=api.chat_body()),
             await api.client.get("/v1/models"),
@@ -49,11 +50,24 @@ async def test_while_loading_everything_answers_and_says_how_far_it_is() -> None
         assert (await api.client.get("/v1/models")).json()["data"][0]["id"] == MODEL
 
 
+async def test_progress_is_told_from_the_very_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    engine.load_gate.clear()
+    # As long as torch is being imported, the load reports nothing.
+    monkeypatch.setattr(EngineHost, "_on_progress", lambda host, progress: None)
+    async with served_api(engine) as api:
+        start = {"stage": "starting", "fraction": 0.0}
+        for path in ("/health/ready", "/health", "/api/engine/state"):
+            assert (await api.client.get(path)).json()["progress"] == start
+        assert "starting · 0%" in (await api.client.get("/live")).text
+        assert "(starting, 0%)" in (await api.client.get("/v1/models")).json()["error"]["message"]
+
+
 async def test_stopping_while_loading_abandons_the_load() -> None:
     engine = make_engine()
     engine.load_gate.clear()
     async with served_api(engine) as api:
-        await until(lambda: api.plugin.host.progress is not None)
+        await until(lambda: api.plugin.host.progress != StartProgress())
         api.server.should_exit = True
         await until(lambda: not api.plugin.host.has_thread)
         assert not engine.load_gate.is_set()
@@ -147,7 +161,7 @@ async def test_a_silent_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -
         assert "data: [DONE]" in rest
 
 
-async def test_open_requests_may_end_while_the_server_drains() -> None:
+async def test_open_requests_may_end_while_the_server_drains(capsys: pytest.CaptureFixture[str]) -> None:
     engine = make_engine()
     engine.runner.step_s = 0.01
     async with served_api(engine, shutdown_timeout=10.0) as api:
@@ -163,6 +177,7 @@ async def test_open_requests_may_end_while_the_server_drains() -> None:
         assert api.plugin.hub.status == "draining"
         api.server.should_exit = True
         assert read_events(await open_stream)[-1] == "[DONE]"
+    assert "Stopping: 1 open request has 10 s to end." in capsys.readouterr().out
 
 
 async def test_what_has_not_ended_in_time_is_told_so() -> None:

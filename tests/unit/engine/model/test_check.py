@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError
-from engine.model.check import check_model, open_model
+from engine.model.check import open_model
 from engine.model.tensor_info import TensorInfo
 from engine.model.tensor_names import FREQ_FACTORS, match_tensors
 from tests.support.models import VARIANTS, make_reference, write_folder, write_gguf
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_is_described_without_loading_it(gguf_path: Path, folder: Path) -> None:
-    gguf, hf = check_model(gguf_path), check_model(folder)
+    gguf, hf = open_model(gguf_path).info, open_model(folder).info
     assert (gguf.name, gguf.file_format, gguf.architecture, gguf.storage) == ("tiny", "gguf", "llama", "F32")
     assert (hf.name, hf.file_format, hf.vocab_size, hf.max_position) == ("tiny", "safetensors", 320, 256)
     assert hf.num_parameters == gguf.num_parameters + 320 * 64  # the head of its own
@@ -38,8 +38,8 @@ def test_a_model_is_described_without_loading_it(gguf_path: Path, folder: Path) 
 
 def test_checking_a_model_imports_no_torch(gguf_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from engine.model.check import check_model;"
-        f"check_model(Path({str(gguf_path)!r})); print('torch' in sys.modules or 'numpy' in sys.modules)"
+        "import sys; from pathlib import Path; from engine.model.check import open_model;"
+        f"open_model(Path({str(gguf_path)!r})); print('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -118,7 +118,7 @@ def test_sharded_folders_are_read_through_their_index(tmp_path: Path) -> None:
         make_reference(VARIANTS["qwen2 with biases"]), tmp_path / "m", max_shard_size="100KB"
     )
     assert len(list(folder.glob("*.safetensors"))) > 1
-    assert check_model(folder).architecture == "qwen2"
+    assert open_model(folder).info.architecture == "qwen2"
 
 
 def test_missing_models_and_folders_without_a_model_are_refused(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_missing_models_and_folders_without_a_model_are_refused(tmp_path: Path) 
         (Path("/dev/null"), "no such"),
     ):
         with pytest.raises(ModelError, match=named):
-            check_model(path)
+            open_model(path)
 
 
 def test_code_that_a_folder_names_is_never_imported(folder: Path, tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_code_that_a_folder_names_is_never_imported(folder: Path, tmp_path: Path
     config["auto_map"] = {"AutoConfig": "canary.Config", "AutoModelForCausalLM": "canary.Model"}
     (copy / "config.json").write_text(json.dumps(config))
     (copy / "canary.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert check_model(copy).architecture == "llama"
+    assert open_model(copy).info.architecture == "llama"
     assert not (tmp_path / "ran").exists()
