@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most tokens of one sequence, prompt and answer together."""
 
     max_waiting: int = 1024
-    """Most requests that may wait; more are refused."""
+    """Most sequences (answers of requests) that may wait; more are refused."""
 
     enable_prefix_caching: bool = True
     """Whether sequences share blocks that hold the same leading tokens."""

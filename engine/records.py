@@ -191,6 +191,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_used: int
 
 
+FAILED_TOKEN_ID = -2
+"""What a runner gives where no token could be chosen: that sequence ends with an error, the step does not."""
+
+
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the caller of the engine gets for one sequence from one step.
 

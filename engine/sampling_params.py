@@ -14,7 +14,10 @@ MAX_TEMPERATURE = 2.0
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 64
-MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""Bound of counts that a client sends: far above any use, far below what overflows a tensor."""
+
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,31 +46,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise `RequestError` naming the first field that is out of range."""
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise _out_of_range("max_tokens", self.max_tokens, "at least 1")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_COUNT:
+            raise _out_of_range("max_tokens", self.max_tokens, f"1 to {MAX_COUNT}")
         if not (math.isfinite(self.temperature) and 0 <= self.temperature <= MAX_TEMPERATURE):
             raise _out_of_range("temperature", self.temperature, f"0 to {MAX_TEMPERATURE:g}")
         if not (math.isfinite(self.top_p) and 0 < self.top_p <= 1):
             raise _out_of_range("top_p", self.top_p, "above 0 and at most 1")
-        if self.top_k < 0:
-            raise _out_of_range("top_k", self.top_k, "0 (off) or more")
-        if self.seed is not None and not -MAX_SEED <= self.seed <= MAX_SEED:
+        if not 0 <= self.top_k <= MAX_COUNT:
+            raise _out_of_range("top_k", self.top_k, f"0 (off) to {MAX_COUNT}")
+        if self.seed is not None and not MIN_SEED <= self.seed <= MAX_SEED:
             raise _out_of_range("seed", self.seed, "a 64-bit integer")
         self._validate_stops(vocab_size)
 
     def _validate_stops(self, vocab_size: int | None) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise _out_of_range("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+            raise _out_of_range("stop", f"a list of {len(self.stop)}", f"at most {MAX_STOP_STRINGS} strings")
         for text in self.stop:
             if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise _out_of_range("stop", len(text), f"strings of 1 to {MAX_STOP_CHARS} characters")
+                raise _out_of_range(
+                    "stop", f"a string of {len(text)} characters", f"1 to {MAX_STOP_CHARS} characters"
+                )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _out_of_range(
-                "stop_token_ids", len(self.stop_token_ids), f"at most {MAX_STOP_TOKEN_IDS} ids"
+                "stop_token_ids", f"a list of {len(self.stop_token_ids)}", f"at most {MAX_STOP_TOKEN_IDS} ids"
             )
+        largest = MAX_COUNT if vocab_size is None else vocab_size - 1
         for token_id in self.stop_token_ids:
-            if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
-                raise _out_of_range("stop_token_ids", token_id, f"ids of 0 to {(vocab_size or 1) - 1}")
+            if not 0 <= token_id <= largest:
+                raise _out_of_range("stop_token_ids", token_id, f"ids of 0 to {largest}")
 
 
 def _out_of_range(field: str, value: object, allowed: str) -> RequestError:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.records import FAILED_TOKEN_ID
 from engine.sampling_params import SamplingParams
 
 # Most filtered distributions fit into this many candidates; taking 256 of 49,152 costs a twentieth of
@@ -33,13 +34,17 @@ class Draw(NamedTuple):
 
 
 def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
-    """Return one token id per row of logits (rows, vocab_size)."""
-    token_ids = logits.argmax(-1)  # (rows) int64
+    """Return one token id per row of logits (rows, vocab_size).
+
+    A row whose largest logit is no finite number gives `FAILED_TOKEN_ID`: only its own request is lost.
+    """
+    token_ids = logits.argmax(-1)  # (rows) int64; the first NaN where there is one
+    is_broken = ~logits.gather(1, token_ids[:, None]).squeeze(1).isfinite()  # (rows) bool
     drawn = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if drawn:
         rows = torch.tensor(drawn, device=logits.device)  # (drawn) int64
         token_ids[rows] = _draw(logits.index_select(0, rows), [draws[row] for row in drawn])
-    result: list[int] = token_ids.tolist()
+    result: list[int] = token_ids.masked_fill_(is_broken, FAILED_TOKEN_ID).tolist()
     return result
 
 
@@ -118,7 +123,8 @@ def _invert(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def _pick_filtered(probs: Tensor, numbers: Tensor, params: list[SamplingParams]) -> Tensor:
     """Draw from what top-k and then top-p leave, most likely first. Returns (rows) int64."""
     device, vocab_size = probs.device, probs.shape[-1]
-    top_k = torch.tensor([p.top_k or vocab_size for p in params], device=device)[:, None]  # (rows, 1) int64
+    limits = [min(p.top_k, vocab_size) or vocab_size for p in params]
+    top_k = torch.tensor(limits, device=device)[:, None]  # (rows, 1) int64
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]  # (rows, 1)
     best, ids = probs.topk(min(_NUM_CANDIDATES, vocab_size))  # 2 * (rows, candidates)
     token_ids = _pick_sorted(best, ids, (top_k, top_p), numbers)  # (rows) int64

@@ -10,7 +10,8 @@ from engine.scheduling.output import SchedulerOutput
 class ModelRunnerOutput(msgspec.Struct, frozen=True, gc=False):
     """Result of one step.
 
-    `token_ids[i]` belongs to `scheduler_output.scheduled[i]`; -1 where nothing was sampled.
+    `token_ids[i]` belongs to `scheduler_output.scheduled[i]`; -1 where nothing was sampled,
+    `FAILED_TOKEN_ID` where nothing could be.
     Durations are in nanoseconds.
     """
 

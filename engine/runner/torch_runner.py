@@ -1,11 +1,14 @@
 """Runs a decoder in plain torch, on the CPU or on CUDA: the oracle and the fallback of faster runners."""
 
+import logging
 import time
 
 import torch
+from torch import Tensor
 
 from engine.model.decoder import Decoder
 from engine.model.sampler import Draw, sample
+from engine.records import FAILED_TOKEN_ID
 from engine.runner.base import ModelRunnerOutput
 from engine.runner.batch import BatchLayout, make_batch
 from engine.sampling_params import SamplingParams
@@ -13,6 +16,8 @@ from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.sequence import EngineRequest, Sequence
 
 _WARM_UP_TOKENS = 16
+
+logger = logging.getLogger(__name__)
 
 
 class TorchRunner:
@@ -51,7 +56,7 @@ class TorchRunner:
             torch.cuda.synchronize(logits.device)  # durations would otherwise be those of the launches
         computed = time.perf_counter_ns()
         wanted = [entry for entry in scheduled if entry.needs_sampling]
-        sampled = iter(sample(logits, [_draw_of(entry) for entry in wanted]))
+        sampled = iter(_sample_rows(logits, [_draw_of(entry) for entry in wanted]))
         token_ids = [next(sampled) if entry.needs_sampling else -1 for entry in scheduled]
         return ModelRunnerOutput(token_ids, computed - started, time.perf_counter_ns() - computed)
 
@@ -68,6 +73,22 @@ class TorchRunner:
 
     def reset(self) -> None:
         """Forget all KV: nothing to do, since no slot is read before it is written again."""
+
+
+def _sample_rows(logits: Tensor, draws: list[Draw]) -> list[int]:
+    """Sample all rows (rows, vocab_size); if that fails, find the row at fault and fail only its request."""
+    try:
+        return sample(logits, draws)
+    except Exception:
+        logger.exception("Sampling failed; the rows are sampled one by one")
+    token_ids = []
+    for row, draw in enumerate(draws):
+        try:
+            token_ids += sample(logits[row : row + 1], [draw])
+        except Exception:
+            logger.exception("Row %d cannot be sampled with %s", row, draw.params)
+            token_ids.append(FAILED_TOKEN_ID)
+    return token_ids
 
 
 def _draw_of(entry: ScheduledSequence) -> Draw:

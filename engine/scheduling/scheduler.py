@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineInvariantError, QueueFullError, RequestError
 from engine.kv.cache_manager import KVCacheManager
 from engine.records import (
+    FAILED_TOKEN_ID,
     Admitted,
     Arrived,
     BatchEntry,
@@ -87,6 +88,12 @@ class Scheduler:
         ]
         if (request.request_id, request.choice_index) in others:
             raise RequestError(f"Request {request.request_id} is running already.", code="duplicate_request")
+        if len(requests) > self.config.max_waiting:
+            raise RequestError(
+                f"The request asks for {len(requests)} answers; at most {self.config.max_waiting} may wait.",
+                param="n",
+                code="invalid_value",
+            )
         if len(self.waiting) + len(requests) > self.config.max_waiting:
             raise QueueFullError(
                 f"The queue is full ({len(self.waiting)} of {self.config.max_waiting}); try again later.",
@@ -247,12 +254,18 @@ class Scheduler:
             sampled = entry.needs_sampling
             self.batch.append(
                 BatchEntry(
-                    sequence.seq_id, sequence.slot, num_before, num_scheduled, token_id if sampled else -1
+                    sequence.seq_id,
+                    sequence.slot,
+                    num_before,
+                    num_scheduled,
+                    token_id if sampled and token_id != FAILED_TOKEN_ID else -1,
                 )
             )
             sequence.num_computed_tokens = num_before + num_scheduled
             self.kv.publish_full_blocks(sequence, num_before)
-            if sampled:
+            if sampled and token_id == FAILED_TOKEN_ID:
+                self._finish(sequence, FinishReason.ERROR)
+            elif sampled:
                 sequence.token_ids.append(token_id)
                 self._emit(sequence, token_id)
 
@@ -261,7 +274,8 @@ class Scheduler:
         if len(token_ids) != len(output.scheduled):
             raise EngineInvariantError(f"{len(token_ids)} tokens for {len(output.scheduled)} sequences")
         for entry, token_id in zip(output.scheduled, token_ids, strict=True):
-            if entry.needs_sampling and not 0 <= token_id < self._vocab_size:
+            is_usable = 0 <= token_id < self._vocab_size or token_id == FAILED_TOKEN_ID
+            if entry.needs_sampling and not is_usable:
                 raise EngineInvariantError(f"sampled token {token_id} is outside the vocabulary")
 
     def _emit(self, sequence: Sequence, token_id: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core import EngineCore
 from engine.errors import EngineInvariantError
-from engine.records import StepResult
+from engine.records import FAILED_TOKEN_ID, StepResult
 from engine.runner.base import ModelRunnerOutput
 from engine.scheduling.output import SchedulerOutput
 from engine.snapshot import EngineSnapshot
@@ -115,6 +115,22 @@ class ShortRunner:
 
     def reset(self) -> None:
         self._inner.reset()
+
+
+def test_one_failed_token_ends_one_sequence() -> None:
+    core = make_core(num_blocks=32)
+    core.runner = ShortRunner(core, [FAILED_TOKEN_ID])
+    core.add_requests([make_request(name, prompt=4, max_tokens=9) for name in ("a", "b")])
+    results = [core.step(), core.step(), core.step()]
+    assert [(output.request_id, output.finish_reason) for output in results[-1].outputs] == [
+        ("a", None),
+        ("b", "error"),
+    ]
+    snapshot = EngineSnapshot(core.config)
+    for result in results:
+        snapshot.apply(result.record)
+    assert folded_state(snapshot) == state_from_books(core)
+    assert (snapshot.totals.num_failed, snapshot.totals.num_output_tokens) == (1, 5)
 
 
 @pytest.mark.parametrize("broken", [[], [1000], [-1], [5, 5]])

@@ -20,8 +20,11 @@ from engine.sampling_params import SamplingParams
         ("top_p", 0.0),
         ("top_p", 1.01),
         ("top_p", float("nan")),
+        ("max_tokens", 2**31),
         ("top_k", -1),
+        ("top_k", 2**31),
         ("seed", 2**63),
+        ("seed", -(2**63) - 1),
         ("stop", ("",)),
         ("stop", ("x" * 257,)),
         ("stop", ("x",) * 17),
@@ -40,7 +43,7 @@ def test_out_of_range_values_name_the_field(field: str, value: Any) -> None:
     "params",
     [
         SamplingParams(),
-        SamplingParams(max_tokens=1, temperature=0, top_p=1e-9, top_k=0, seed=-1),
+        SamplingParams(max_tokens=1, temperature=0, top_p=1e-9, top_k=2**31 - 1, seed=-(2**63)),
         SamplingParams(temperature=2, stop=("x" * 256,) * 16, stop_token_ids=(0, 99), seed=2**63 - 1),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.model.sampler import Draw, sample, uniform
-from engine.sampling_params import SamplingParams
+from engine.records import FAILED_TOKEN_ID
+from engine.sampling_params import MAX_COUNT, SamplingParams
 
 VOCAB_SIZE = 1000
 NUM_DRAWS = 20_000
@@ -145,8 +146,17 @@ def test_the_numbers_of_a_seed_never_change_between_versions() -> None:
     assert uniform(-3, 1, 2) == 0.9613147257869927
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_broken_logits_still_give_ids_inside_the_vocabulary(value: float) -> None:
-    logits = torch.full((3, VOCAB_SIZE), value)
-    draws = [draw(temperature=0.0), draw(temperature=1.0), draw(temperature=1.0, top_p=0.5)]
-    assert all(0 <= token_id < VOCAB_SIZE for token_id in sample(logits, draws))
+@pytest.mark.parametrize("top_k", [VOCAB_SIZE - 1, VOCAB_SIZE, VOCAB_SIZE + 1, MAX_COUNT, 2**70])
+def test_top_k_beyond_the_vocabulary_filters_nothing(top_k: int) -> None:
+    logits = random_logits(1)
+    plain = [sample(logits, [draw(position, top_p=0.9)]) for position in range(20)]
+    assert [sample(logits, [draw(position, top_p=0.9, top_k=top_k)]) for position in range(20)] == plain
+
+
+@pytest.mark.parametrize(("value", "columns"), [(math.nan, [17]), (math.inf, [17]), (-math.inf, slice(None))])
+def test_a_broken_row_fails_alone(value: float, columns: Any) -> None:
+    logits = random_logits(6)
+    draws = [draw(temperature=0.0), draw(), draw(top_k=5)] * 2
+    whole = sample(logits, draws)
+    logits[3:, columns] = value
+    assert sample(logits, draws) == [*whole[:3], *[FAILED_TOKEN_ID] * 3]

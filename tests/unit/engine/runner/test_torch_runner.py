@@ -8,7 +8,9 @@ import torch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.model.decoder import Decoder
+from engine.model.sampler import Draw, sample
 from engine.records import Preempted, StepResult
+from engine.runner import torch_runner
 from engine.runner.torch_runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import SchedulerOutput
@@ -114,3 +116,40 @@ def test_after_a_reset_nothing_of_the_old_kv_shows(decoder: Decoder) -> None:
         part.fill_(torch.nan)
     answers, _ = run(core, requests)
     assert answers == expected
+
+
+def test_a_request_that_cannot_be_sampled_ends_alone(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+
+    def picky_sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+        if any(draw.params.seed == 13 for draw in draws):
+            raise OverflowError("no such seed")
+        return sample(logits, draws)
+
+    core = make_core(decoder, num_blocks=64)
+    requests = make_requests(0)[:4]
+    core.add_requests(requests)
+    expected = collect(core)
+    monkeypatch.setattr(torch_runner, "sample", picky_sample)
+    bad = SamplingParams(max_tokens=NUM_TOKENS, seed=13)
+    core.add_requests(
+        [*requests, EngineRequest(request_id="bad", prompt_token_ids=[1, 2], sampling_params=bad)]
+    )
+    got = collect(core)
+    assert got.pop("bad") == ([], "error")
+    assert got == expected
+    assert "cannot be sampled" in caplog.text
+
+
+def collect(core: EngineCore) -> dict[str, tuple[list[int], str | None]]:
+    """Run to the end; return the tokens and the finish reason of each request."""
+    answers: dict[str, tuple[list[int], str | None]] = {}
+    while core.has_work:
+        for output in core.step().outputs:
+            tokens, _ = answers.setdefault(output.request_id, ([], None))
+            if output.token_id >= 0:
+                tokens.append(output.token_id)
+            answers[output.request_id] = (tokens, output.finish_reason)
+        core.check_integrity()
+    return answers

@@ -242,8 +242,9 @@ def test_bad_requests_are_refused_with_the_field() -> None:
 
 def test_choices_of_a_request_are_queued_together_or_not_at_all() -> None:
     core = make_core(max_waiting=3)
-    with pytest.raises(QueueFullError):
+    with pytest.raises(RequestError, match="4 answers; at most 3") as caught:
         core.add_requests([make_request("a", choice_index=index) for index in range(4)])
+    assert caught.value.param == "n"  # waiting would not help
     with pytest.raises(RequestError):
         core.add_requests([make_request("b"), make_request("b", prompt=[])])
     with pytest.raises(RequestError, match="running already"):
