@@ -9,6 +9,7 @@ from app.engine_thread import Load
 from app.errors import render_refusal
 from app.plugins import ApplicationPlugin
 from app.request_labels import RequestLabels
+from app.request_lines import RequestLines
 from app.security import AccessPolicy, SecurityGuard
 from app.settings import Settings
 
@@ -22,5 +23,6 @@ def create_app(settings: Settings, load: Load | None = None) -> Litestar:
     app = Litestar(plugins=[plugin])
     # Around everything, so that unknown paths, static files and sockets are guarded as well.
     policy = AccessPolicy(settings.host, settings.allowed_host)
-    app.asgi_handler = RequestLabels(SecurityGuard(app.asgi_handler, policy, render_refusal))
+    guarded = SecurityGuard(app.asgi_handler, policy, render_refusal)
+    app.asgi_handler = RequestLines(RequestLabels(guarded))
     return app

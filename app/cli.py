@@ -8,11 +8,12 @@ from typing import IO, Any
 
 import click
 from click.core import ParameterSource
-from click.exceptions import NoArgsIsHelpError
+from click.exceptions import Exit, NoArgsIsHelpError
 
 from app.commands.load import load
 from app.commands.models import models
 from app.commands.serve import serve
+from app.commands.server import EXIT_INTERRUPTED
 from engine.errors import EngineError
 
 
@@ -44,9 +45,14 @@ class CommandGroup(click.Group):
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn errors of the user into `OneLineError`; a group without its subcommand still shows its help."""
+    """Turn errors of the user into `OneLineError`, and Ctrl-C into an exit code alone.
+
+    A group without its subcommand still shows its help.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        raise Exit(EXIT_INTERRUPTED) from None
     except EngineError as error:
         raise OneLineError(" ".join(str(error).split())) from error
     except NoArgsIsHelpError:

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -80,6 +80,8 @@ class EngineHost:
         self._status_listeners: list[Callable[[], None]] = []
         self._streams: dict[str, RequestStream] = {}
         self._admissions: dict[str, asyncio.Future[None]] = {}
+        self._is_stopping = False
+        self._preparing: set[asyncio.Timeout] = set()
         self._nothing_open = asyncio.Event()
         self._nothing_open.set()
         self._thread = EngineThread(
@@ -100,8 +102,8 @@ class EngineHost:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._streams)
+        """Requests that have not ended, those included that the engine does not have yet."""
+        return len(self._streams) + len(self._preparing)
 
     def check_available(self) -> None:
         """Raise `UnavailableError` unless requests can be taken now."""
@@ -112,11 +114,7 @@ class EngineHost:
                 retry_after_s=None,
             )
         if self.status is HostStatus.DRAINING:
-            raise UnavailableError(
-                "The server is shutting down and takes no requests.",
-                code="server_shutdown",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise _make_shutdown_error()
         if self.config is None:
             raise UnavailableError(
                 f"The model is still loading{self._describe_progress()}; try again in a moment.",
@@ -143,9 +141,35 @@ class EngineHost:
         await self._thread.stop(STOP_TIMEOUT_S)
 
     @property
+    def activity(self) -> str:
+        """What the engine thread does that can take long, for a sentence about one that does not end."""
+        return "is still loading the model" if self.config is None else "is stuck in a step"
+
+    @property
     def has_thread(self) -> bool:
         """Whether the engine thread runs; after `stop` that means that it is stuck."""
         return self._thread.is_alive
+
+    @asynccontextmanager
+    async def preparing(self) -> AsyncIterator[None]:
+        """Around all that comes before `submit`: reading a request, turning it into tokens.
+
+        Raises `UnavailableError` when the server begins to stop, since the engine would not take the
+        request any more.
+        """
+        if self._is_stopping:
+            raise _make_shutdown_error()
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._preparing.add(scope)
+                try:
+                    yield
+                finally:
+                    self._preparing.discard(scope)
+        except TimeoutError:
+            if scope.expired():
+                raise _make_shutdown_error() from None
+            raise
 
     async def submit(self, requests: list[EngineRequest]) -> RequestStream:
         """Hand all choices of one request to the engine and return the stream of their tokens.
@@ -193,6 +217,10 @@ class EngineHost:
         """Take no more requests; open ones go on."""
         if self.status in {HostStatus.LOADING, HostStatus.READY}:
             self._set_status(HostStatus.DRAINING)
+        self._is_stopping = True
+        ended, self._preparing = self._preparing, set()
+        for scope in ended:
+            scope.reschedule(asyncio.get_running_loop().time())
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, let open ones end for `timeout_s`, then end the rest."""
@@ -248,7 +276,7 @@ class EngineHost:
 
     def _on_failed(self, error: str) -> None:
         self._set_status(HostStatus.FAILED, error)
-        self._close_streams(StreamFailure("engine_error", f"The engine failed: {error}"))
+        self._close_streams(StreamFailure("engine_error", error))
 
     def _on_results(self, results: list[tuple[StepResult, str | None]]) -> None:
         try:
@@ -264,7 +292,15 @@ class EngineHost:
         if stream is None:
             return
         if error is not None and output.finish_reason is not None:
-            stream.failure = StreamFailure("engine_error", f"The engine failed: {error}")
+            stream.failure = StreamFailure("engine_error", error)
         stream.put(output)
         if stream.is_closed:
             self._forget(output.request_id)
+
+
+def _make_shutdown_error() -> UnavailableError:
+    return UnavailableError(
+        "The server is shutting down and takes no requests.",
+        code="server_shutdown",
+        retry_after_s=RETRY_AFTER_S,
+    )

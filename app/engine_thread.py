@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from app.errors import InterruptedAnswerError
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError
 from engine.records import StepResult
@@ -40,6 +41,9 @@ MAX_CHECKED_BLOCKS = 2**17
 MAX_FAILURES = 3
 FAILURE_WINDOW_S = 60.0
 """So many failed steps within so many seconds end the engine for good."""
+
+STEP_FAILED = "The engine failed while computing; the log says why."
+"""What clients are told: the exception's own text is for the operator."""
 
 Load = Callable[[Callable[["LoadProgress"], None]], "LoadedEngine"]
 """Builds the engine, in the engine thread; it reports how far it is."""
@@ -84,7 +88,7 @@ class ThreadEvents:
     on_loaded: Callable[["LoadedEngine", float], None]
     """With the seconds that loading took."""
     on_results: Callable[[list[tuple[StepResult, str | None]]], None]
-    """With the error that ended everything, where a step failed."""
+    """With what clients are told, where a step failed and ended everything."""
     on_failed: Callable[[str], None]
     """The engine is gone for good."""
 
@@ -170,8 +174,8 @@ class EngineThread:
                 if not self._turn(core):
                     break
         except Exception as error:
-            logger.exception("The engine thread ended")
-            self._post(self._events.on_failed, _describe(error))
+            logger.exception("The engine thread ended with %s", type(error).__name__)
+            self._post(self._events.on_failed, STEP_FAILED)
         finally:
             self._refuse_commands()
 
@@ -199,17 +203,16 @@ class EngineThread:
 
     def _turn(self, core: EngineCore) -> bool:
         """Take waiting commands and run one step; whether the engine goes on."""
-        self._take_commands(core)
         try:
+            self._take_commands(core)
             result = core.step() if core.has_work else core.flush()
             if result is not None:
                 self._emit(result)
             self._check_when_idle(core)
         except Exception as error:
             logger.exception("A step failed; its requests end, the engine starts over")
-            message = _describe(error)
-            self._emit(core.fail_all(message), message)
-            return self._may_go_on(message)
+            self._emit(core.fail_all(type(error).__name__), STEP_FAILED)
+            return self._may_go_on()
         return True
 
     def _check_when_idle(self, core: EngineCore) -> None:
@@ -220,13 +223,11 @@ class EngineThread:
             self._checked_s, self._has_changed = self.heartbeat_s, False
             core.check_integrity()
 
-    def _may_go_on(self, message: str) -> bool:
+    def _may_go_on(self) -> bool:
         self._failures.append(time.monotonic())
         if len(self._failures) < MAX_FAILURES or self._failures[-1] - self._failures[0] > FAILURE_WINDOW_S:
             return True
-        self._post(
-            self._events.on_failed, f"{MAX_FAILURES} steps failed within a minute, the last with {message}"
-        )
+        self._post(self._events.on_failed, f"{MAX_FAILURES} steps failed within a minute; the log says why.")
         return False
 
     def _take_commands(self, core: EngineCore) -> None:
@@ -266,7 +267,12 @@ class EngineThread:
 def _apply(core: EngineCore, command: Command, post: Callable[..., None]) -> None:
     match command:
         case Submit(requests, admitted):
-            post(_settle, admitted, _admit(core, requests))
+            try:
+                refusal = _admit(core, requests)
+            except Exception:
+                post(_settle, admitted, InterruptedAnswerError(STEP_FAILED, code="engine_error"))
+                raise
+            post(_settle, admitted, refusal)
         case Abort(request_id):
             core.abort(request_id)
         case StopChoice(request_id, choice_index):

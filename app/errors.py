@@ -93,8 +93,10 @@ _HTTP_CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "request_too_large",
+    414: "address_too_long",
     415: "unsupported_media_type",
     421: "host_not_allowed",
+    431: "headers_too_large",
 }
 
 

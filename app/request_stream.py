@@ -16,6 +16,15 @@ class StreamFailure:
     message: str
 
 
+_FAILURES: dict[str | None, StreamFailure] = {
+    FinishReason.ABORT: StreamFailure("request_aborted", "The request was aborted."),
+    FinishReason.ERROR: StreamFailure(
+        "model_error", "The model gave no usable token for this request; the log says more."
+    ),
+}
+"""Why there is no full answer, unless something better is known."""
+
+
 class RequestStream:
     """Everything the engine gives for one request, all choices in one stream, in order.
 
@@ -43,8 +52,8 @@ class RequestStream:
             return
         if output.finish_reason is not None:
             self._num_open_choices -= 1
-            if output.finish_reason == FinishReason.ABORT and self.failure is None:
-                self.failure = StreamFailure("request_aborted", "The request was aborted.")
+            if output.finish_reason in _FAILURES and self.failure is None:
+                self.failure = _FAILURES[output.finish_reason]
         self._items.append(output)
         self._changed.set()
 

@@ -3,12 +3,12 @@
 A page on another site must not reach a server on the user's own machine. Two checks stop it: the Host
 header must name this server (against DNS rebinding), and the Origin of a WebSocket or of anything that
 may change something must be this server (against cross-site requests). Programs send no Origin and
-are not affected.
+are not affected. The guard also bounds what a request says before its body.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +16,15 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 POLICY_VIOLATION = 1008
+
+MAX_HEADER_BYTES = 32 * 1024
+"""Names and values of all headers of a request."""
+
+MAX_TARGET_BYTES = 8 * 1024
+"""Path and query of a request, as sent."""
+
+_HTTP_PORT = 80
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?", re.ASCII | re.IGNORECASE)
 
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (
@@ -69,13 +78,30 @@ class AccessPolicy:
                     return Refusal(403, f"Requests from pages of {origin[:128]!r} are not taken.")
         return None
 
-    def _is_own(self, origin: str, host: tuple[str, str]) -> bool:
-        """Whether a page of `origin` was served under `host`, or under a listed name."""
-        scheme, separator, netloc = origin.partition("://")
-        if not separator or scheme.lower() not in {"http", "https"}:
-            return False
+    def _is_own(self, origin: str, host: tuple[str, int]) -> bool:
+        """Whether a page of `origin` was served under `host`, or under a listed name by a TLS proxy.
+
+        This server speaks http only, so that a page of https can be its own only through a proxy, which
+        then has the usual port and may give another Host.
+        """
+        scheme, _, netloc = origin.partition("://")
         found = _split_host(netloc)
-        return found is not None and (found == host or found[0] in self._listed)
+        if found is None:
+            return False
+        if scheme.lower() == "https":
+            return ":" not in netloc and found[0] in self._listed
+        return scheme.lower() == "http" and found == host
+
+
+def check_sizes(scope: Scope) -> Refusal | None:
+    """Return why a request says too much before its body, None if it does not."""
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    if target > MAX_TARGET_BYTES:
+        return Refusal(414, f"The address has {target} bytes; allowed: {MAX_TARGET_BYTES}.")
+    headers = sum(len(name) + len(value) for name, value in scope["headers"])
+    if headers > MAX_HEADER_BYTES:
+        return Refusal(431, f"The headers have {headers} bytes; allowed: {MAX_HEADER_BYTES}.")
+    return None
 
 
 class SecurityGuard:
@@ -89,7 +115,7 @@ class SecurityGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the connection in or answer it."""
-        refusal = self._policy.check(scope)
+        refusal = check_sizes(scope) or self._policy.check(scope)
         if scope["type"] == ScopeType.WEBSOCKET:
             if refusal is not None:
                 # Before it is accepted, so that the handshake itself fails.
@@ -124,16 +150,12 @@ def _get_headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
-def _split_host(netloc: str) -> tuple[str, str] | None:
-    """Return normalised name and port (empty without one) of `name[:port]`, None if it is malformed."""
-    try:
-        parts = urlsplit(f"//{netloc}")
-        name, port = parts.hostname, parts.port
-    except ValueError:
+def _split_host(netloc: str) -> tuple[str, int] | None:
+    """Return normalised name and port (that of http without one) of `name[:port]`, None if malformed."""
+    found = _AUTHORITY.fullmatch(netloc)
+    if found is None:
         return None
-    if not name or parts.path or parts.query or parts.fragment or "@" in netloc:
-        return None
-    return _normalise(name), "" if port is None else str(port)
+    return _normalise(found[1]), int(found[2] or _HTTP_PORT)
 
 
 def _normalise(name: str) -> str:

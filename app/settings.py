@@ -5,7 +5,6 @@ environment variables and docs/settings.md are made from it. `python -m app.sett
 """
 
 import difflib
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,16 @@ import msgspec
 import platformdirs
 
 from app.model_store import DEFAULT_MODEL
+from app.setting_values import (
+    MAX_SIZE_BYTES,
+    METAVARS,
+    parse_count,
+    parse_path,
+    parse_seconds,
+    parse_size,
+    parse_text,
+    shorten,
+)
 from engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS, MAX_NUM_SEQS, EngineConfig
 from engine.errors import ConfigError
 from engine.scheduling.preemption import PREEMPTION_POLICIES
@@ -28,55 +37,13 @@ DEFAULT_KV_MEMORY_BYTES = 2**30
 NO_MODEL_LEN_LIMIT = 2**24
 """`max_model_len` when none is asked for: the model and the pool then set the limit."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
-_SIZE_FACTORS = {
-    "": 1,
-    **{f"{letter}i": 1024**power for power, letter in enumerate("kmgt", start=1)},
-    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
-}
-
-
-def parse_size(text: str) -> int:
-    """Return bytes for `1GiB`, `512 MiB`, `2GB` or a plain number; `ConfigError` for anything else."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"{text!r} is not a size; write it like 1GiB or 512MiB.")
-    return int(float(found.group(1)) * _SIZE_FACTORS[(found.group(2) or "").lower()])
-
-
-def parse_seconds(text: str) -> float:
-    """Return seconds for `2`, `2.5` or `2s`."""
-    try:
-        return float(text.strip().removesuffix("s"))
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a number of seconds; write it like 5 or 0.5.") from None
-
-
-def _parse_count(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a whole number.") from None
-
-
-def _parse_path(text: str) -> Path:
-    return Path(text).expanduser()
-
-
-_METAVARS: dict[Callable[[str], Any], str] = {
-    parse_size: "size",
-    parse_seconds: "seconds",
-    _parse_count: "number",
-    _parse_path: "folder",
-}
-
 
 @dataclass(frozen=True)
 class Option:
     """What a setting means and which values it takes. `low` and `high` are inclusive."""
 
     help: str
-    parse: Callable[[str], Any] = str
+    parse: Callable[[str], Any] = parse_text
     unit: str = ""
     low: float | None = None
     high: float | None = None
@@ -86,7 +53,7 @@ class Option:
     @property
     def metavar(self) -> str:
         """What stands for a value in a usage line."""
-        return "name" if self.choices else _METAVARS.get(self.parse, "text")
+        return "name" if self.choices else METAVARS.get(self.parse, "text")
 
 
 def _default_data_dir() -> Path:
@@ -106,12 +73,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         "127.0.0.1"
     )
     port: Annotated[
-        int, Option("Port to listen on; 0 takes a free one.", parse=_parse_count, low=0, high=65535)
+        int, Option("Port to listen on; 0 takes a free one.", parse=parse_count, low=0, high=65535)
     ] = 8000
     allowed_host: Annotated[
         tuple[str, ...],
         Option(
-            "A host name under which browsers may reach this server, beside localhost and --host. "
+            "A host name under which browsers may reach this server, beside localhost and --host; its "
+            "pages may also come through a TLS proxy on port 443 (https://NAME). "
             "May be given several times; in the environment separate names by spaces.",
             shown_default="none",
         ),
@@ -120,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Path,
         Option(
             "Folder for everything the server keeps; one server at a time may use it.",
-            parse=_parse_path,
+            parse=parse_path,
             shown_default="the platform's user data folder",
         ),
     ] = msgspec.field(default_factory=_default_data_dir)
@@ -130,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     threads: Annotated[
         int | None,
-        Option("CPU threads of the model.", parse=_parse_count, low=1, high=1024, shown_default="all cores"),
+        Option("CPU threads of the model.", parse=parse_count, low=1, high=1024, shown_default="all cores"),
     ] = None
     kv_memory: Annotated[
         int | None,
@@ -139,6 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             parse=parse_size,
             unit="bytes",
             low=1,
+            high=MAX_SIZE_BYTES,
             shown_default="1GiB",
         ),
     ] = None
@@ -146,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             "Size of the KV cache in blocks. Not together with --kv-memory.",
-            parse=_parse_count,
+            parse=parse_count,
             unit="blocks",
             low=1,
             high=MAX_NUM_BLOCKS,
@@ -155,13 +124,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     block_size: Annotated[
         int,
-        Option("Tokens in one KV block.", parse=_parse_count, unit="tokens", low=1, high=MAX_BLOCK_SIZE),
+        Option("Tokens in one KV block.", parse=parse_count, unit="tokens", low=1, high=MAX_BLOCK_SIZE),
     ] = 16
     max_num_seqs: Annotated[
         int,
         Option(
             "Most sequences computed in one step.",
-            parse=_parse_count,
+            parse=parse_count,
             unit="sequences",
             low=1,
             high=MAX_NUM_SEQS,
@@ -171,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             "Most tokens computed in one step; longer prompts are computed in chunks.",
-            parse=_parse_count,
+            parse=parse_count,
             unit="tokens",
             low=1,
             high=2**20,
@@ -182,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             "Most tokens of one sequence, prompt and answer together; never more than the model knows "
             "or the KV cache holds.",
-            parse=_parse_count,
+            parse=parse_count,
             unit="tokens",
             low=2,
             high=NO_MODEL_LEN_LIMIT,
@@ -193,7 +162,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option(
             "Most requests that may wait; more are answered with 429.",
-            parse=_parse_count,
+            parse=parse_count,
             unit="requests",
             low=1,
             high=2**20,
@@ -279,7 +248,7 @@ class Setting:
         """
         option = self.option
         if option.choices and text not in option.choices:
-            raise ConfigError(f"{source} is {text!r}; allowed: {', '.join(option.choices)}.")
+            raise ConfigError(f"{source} is {shorten(text)}; allowed: {', '.join(option.choices)}.")
         try:
             value = option.parse(text)
         except ConfigError as error:
@@ -298,7 +267,11 @@ class Setting:
             return ", ".join(option.choices)
         if option.low is None:
             return ""
-        return f"{option.low:g} or more" if option.high is None else f"{option.low:g} to {option.high:.15g}"
+        return f"{option.low:g} or more" if option.high is None else f"{option.low:g} to {_show(option.high)}"
+
+
+def _show(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _read_table() -> tuple[Setting, ...]:

@@ -18,6 +18,9 @@ LOCK_FILE = "server.lock"
 
 _BYTES_PER_NUMBER = {"bf16": 2, "fp32": 4}
 
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""One of these exists where torch may find a GPU."""
+
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """An address family that this machine does not have; localhost often names one."""
 
@@ -37,12 +40,29 @@ def check_sizes(settings: Settings, model: ModelConfig) -> None:
             f"kv_memory is {memory}, but one block of {settings.block_size} tokens needs {needed} bytes; "
             "give more, or a smaller block_size."
         )
-    resolve(
+    smallest = min(per_token.values())
+    config = resolve(
         settings.make_engine_config(),
         model_max_len=model.max_position,
-        kv_bytes_per_token=min(per_token.values()),
+        kv_bytes_per_token=smallest,
         kv_memory_bytes=memory,
     )
+    if not _may_use_gpu(settings.device):
+        _check_memory(config.num_blocks * config.block_size * smallest)
+
+
+def _may_use_gpu(device: str) -> bool:
+    """Whether the pool may lie in the memory of a GPU; which one, only torch knows."""
+    return device == "cuda" or (device == "auto" and any(Path(path).exists() for path in _GPU_DEVICES))
+
+
+def _check_memory(pool_bytes: int) -> None:
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if pool_bytes > available:
+        raise ConfigError(
+            f"a KV pool of {pool_bytes:,} bytes does not fit into {available:,} bytes of memory; "
+            "use a smaller --kv-memory or --num-blocks."
+        )
 
 
 @contextmanager
@@ -84,7 +104,7 @@ def lock_data_dir(data_dir: Path) -> Iterator[None]:
 def bind_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Bind every address that `host` means; port 0 takes one free port for all of them."""
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"host {host!r} is not an address of this machine ({error.strerror}).") from error
     with ExitStack() as stack:
@@ -106,7 +126,7 @@ def bind_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
 
 def show_url(host: str, port: int) -> str:
     """Return the address under which this machine's browser finds the server."""
-    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import sys
@@ -13,17 +12,17 @@ import uvicorn
 from litestar import Litestar
 
 from app.asgi import create_app
+from app.connections import BoundedProtocol, raise_open_files_limit
 from app.engine_host import HostStatus
 from app.plugins import ApplicationPlugin
 from app.realtime.hub import MAX_INBOUND_BYTES
+from app.security import MAX_HEADER_BYTES
 from app.settings import Settings
 from engine.errors import ModelError
 
 CLOSE_TIMEOUT_S = 5
 """How long connections may take to close once everything on them has ended."""
 
-MAX_OPEN_FILES = 8192
-MAX_HEADER_BYTES = 32 * 1024
 EXIT_INTERRUPTED = 130
 
 
@@ -52,6 +51,11 @@ class Server(uvicorn.Server):
     def is_stuck(self) -> bool:
         """Whether the engine thread did not end although the server has."""
         return self._host.has_thread
+
+    @property
+    def activity(self) -> str:
+        """What the engine thread does when it does not end."""
+        return self._host.activity
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where."""
@@ -94,7 +98,7 @@ def make_server(application: Litestar, settings: Settings, url: str) -> Server:
     """Return the server of an application, reachable under `url`."""
     config = uvicorn.Config(
         application,
-        http="h11",
+        http=BoundedProtocol,
         ws="websockets-sansio",
         ws_max_size=MAX_INBOUND_BYTES,
         ws_per_message_deflate=False,
@@ -103,7 +107,8 @@ def make_server(application: Litestar, settings: Settings, url: str) -> Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        # A little more than the guard allows, so that it is the guard that answers if it can.
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
     return Server(config, application.plugins.get(ApplicationPlugin), settings, url)
@@ -111,11 +116,13 @@ def make_server(application: Litestar, settings: Settings, url: str) -> Server:
 
 def run_server(settings: Settings, sockets: list[socket.socket], url: str) -> None:
     """Serve until a signal; raises `ModelError` if the model cannot be loaded."""
-    _raise_open_files_limit()
+    raise_open_files_limit()
     server = make_server(create_app(settings), settings, url)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: started to outlive its terminal
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets)
     if server.is_stuck:
-        click.echo("pageglass: the engine is stuck in a step; the process ends without it.", err=True)
+        click.echo(f"pageglass: the engine {server.activity}; the process ends without it.", err=True)
         sys.stdout.flush()
         os._exit(1)
     if server.load_error is not None:
@@ -125,11 +132,3 @@ def run_server(settings: Settings, sockets: list[socket.socket], url: str) -> No
 def _say(text: str) -> None:
     click.echo(text)
     sys.stdout.flush()
-
-
-def _raise_open_files_limit() -> None:
-    """Allow as many sockets as requests may be open; the usual soft limit of 1,024 is too few."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

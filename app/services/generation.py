@@ -1,9 +1,10 @@
 """From an API request to text: tokenise, submit, turn tokens back into text, count."""
 
-import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -11,7 +12,8 @@ from app.engine_host import EngineHost
 from app.errors import InterruptedAnswerError
 from app.request_stream import RequestStream, StreamFailure
 from app.services.stop_strings import StopMatcher
-from engine.errors import RequestError
+from app.services.workers import DeadlineError, Workers, WorkersLostError
+from engine.errors import ContextLengthError, RequestError
 from engine.records import TokenOutput
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest, FinishReason
@@ -22,6 +24,16 @@ if TYPE_CHECKING:  # these modules import the tokenizer libraries, which only th
 
 CLIENT_GONE = "client_gone"
 SEED_BITS = 62
+
+NUM_TEXT_WORKERS = 2
+NUM_TEMPLATE_WORKERS = 2
+MAX_WAITING_CALLS = 512
+"""Requests that may wait for each kind of worker; one holds at most a body."""
+
+TEMPLATE_DEADLINE_S = 5.0
+"""Rendering a chat takes milliseconds; a template that takes longer than this may never end."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -157,11 +169,25 @@ class Generation:
 
 
 class GenerationService:
-    """Starts generations on one engine."""
+    """Starts generations on one engine.
+
+    Text work runs off the event loop, chat templates apart from everything else: they are code from the
+    model's files, and one that never ends must not take completions with it.
+    """
 
     def __init__(self, host: EngineHost) -> None:
         """Serve from `host`."""
         self._host = host
+        self._text_workers = Workers(
+            "pageglass-text", num_workers=NUM_TEXT_WORKERS, max_waiting=MAX_WAITING_CALLS
+        )
+        self._template_workers = Workers(
+            "pageglass-template", num_workers=NUM_TEMPLATE_WORKERS, max_waiting=MAX_WAITING_CALLS
+        )
+
+    async def call_text_worker(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns, called off the event loop; raises `QueueFullError`."""
+        return await self._text_workers.run(function)
 
     async def start(self, spec: GenerationSpec) -> Generation:
         """Tokenise (off the event loop) and submit; returns when the engine has taken the request.
@@ -172,7 +198,7 @@ class GenerationService:
         tokenizer = self._host.tokenizer
         assert tokenizer is not None, "an available engine has a tokenizer"  # noqa: S101
         spec.sampling_params.validate(tokenizer.vocab_size)
-        prompts = await asyncio.to_thread(_tokenise, tokenizer, spec)
+        prompts = await self._tokenise(tokenizer, spec)
         sampling_params = spec.sampling_params
         if sampling_params.seed is None:
             sampling_params = msgspec.structs.replace(sampling_params, seed=secrets.randbits(SEED_BITS))
@@ -195,11 +221,54 @@ class GenerationService:
         choices = [_Choice(tokenizer.make_detokenizer(), sampling_params.stop) for _ in requests]
         return Generation(self._host, stream, choices, [len(prompt) for prompt in prompts])
 
+    async def _tokenise(self, tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
+        """Return the ids of all prompts; texts that can never fit are refused before any work on them."""
+        if spec.messages is not None:
+            pieces = await self._render(tokenizer, spec.messages)
+            self._check_text(sum(map(len, pieces)), "messages")
+            return [await self._text_workers.run(partial(tokenizer.encode_rendered, pieces))]
+        prompts = spec.prompts or []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                self._check_text(len(prompt), "prompt")
+            else:
+                self._check_length(len(prompt), "prompt")
+        if not any(isinstance(prompt, str) for prompt in prompts):
+            return [prompt for prompt in prompts if not isinstance(prompt, str)]
+        return await self._text_workers.run(partial(_encode_prompts, tokenizer, prompts))
 
-def _tokenise(tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
-    if spec.messages is not None:
-        return [tokenizer.encode_chat(spec.messages)]
-    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in spec.prompts or ()]
+    async def _render(self, tokenizer: "Tokenizer", messages: list[dict[str, str]]) -> list[str]:
+        try:
+            return await self._template_workers.run(
+                partial(tokenizer.render_chat, messages), deadline_s=TEMPLATE_DEADLINE_S
+            )
+        except DeadlineError:
+            message = f"The model's chat template took longer than {TEMPLATE_DEADLINE_S:g} s"
+        except WorkersLostError:
+            message = "The model's chat template does not end"
+        raise RequestError(
+            f"{message}; use /v1/completions.", param="messages", code="chat_template_error"
+        ) from None
+
+    def _check_text(self, num_chars: int, param: str) -> None:
+        assert self._host.tokenizer is not None  # noqa: S101 - as in `start`
+        # Each token stands for `max_token_chars` characters at most.
+        self._check_length(-(-num_chars // self._host.tokenizer.max_token_chars), param, "at least ")
+
+    def _check_length(self, num_tokens: int, param: str, prefix: str = "") -> None:
+        assert self._host.config is not None  # noqa: S101 - as in `start`
+        max_model_len = self._host.config.max_model_len
+        if num_tokens > max_model_len:
+            raise ContextLengthError(
+                f"The prompt has {prefix}{num_tokens} tokens; at most {max_model_len - 1} fit, "
+                f"since prompt and answer together are limited to {max_model_len}.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+def _encode_prompts(tokenizer: "Tokenizer", prompts: list[str | list[int]]) -> list[list[int]]:
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 def _interrupted(failure: StreamFailure | None) -> InterruptedAnswerError:

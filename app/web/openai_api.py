@@ -1,6 +1,9 @@
 """The OpenAI-compatible API under `/v1`."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from litestar import Controller, Request, Response, get, post
@@ -10,14 +13,17 @@ from litestar.params import FromPath
 from app.engine_host import EngineHost
 from app.errors import ModelNotFoundError
 from app.request_labels import REQUEST_ID_HEADER, find_label
-from app.services.generation import GenerationService, GenerationSpec
-from app.web.openai_requests import IgnoredFields, parse_chat, parse_completion, read_json
-from app.web.openai_responses import EventStream, make_format, make_whole_answer
+from app.services.generation import GenerationService
+from app.web.openai_requests import IgnoredFields, ParsedRequest, parse_chat, parse_completion, read_json
+from app.web.openai_responses import EventStream, make_format, make_whole_answer, until_client_leaves
 from app.web.schemas import ChatCompletionBody, GenerationBody
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 * 2**20
+MAX_INLINE_BYTES = 64 * 2**10
+"""A larger body is parsed off the event loop."""
+
 OWNER = "pageglass"
 
 AnyRequest = Request[Any, Any, Any]
@@ -56,9 +62,7 @@ class OpenAIController(Controller):
         ignored_fields: NamedDependency[IgnoredFields],
     ) -> Response[bytes]:
         """Answer a chat, whole or as a stream."""
-        body, spec = parse_chat(await read_json(request), ignored_fields)
-        _check_model(host, body.model)
-        return await _answer(request, body, generations, spec)
+        return await _Answerer(host, generations, ignored_fields).answer(request, parse_chat)
 
     @post("/completions", status_code=200, operation_id="createCompletion", summary="Continue a text")
     async def create_completion(
@@ -69,26 +73,44 @@ class OpenAIController(Controller):
         ignored_fields: NamedDependency[IgnoredFields],
     ) -> Response[bytes]:
         """Continue one or more prompts, whole or as a stream."""
-        body, spec = parse_completion(await read_json(request), ignored_fields)
-        _check_model(host, body.model)
-        return await _answer(request, body, generations, spec)
+        return await _Answerer(host, generations, ignored_fields).answer(request, parse_completion)
 
 
-async def _answer(
-    request: AnyRequest, body: GenerationBody, generations: GenerationService, spec: GenerationSpec
-) -> Response[bytes]:
-    options = body.stream_options
-    answer = make_format(
-        body.model,
-        is_chat=isinstance(body, ChatCompletionBody),
-        include_usage=options is not None and options.include_usage is True,
-    )
-    generation = await generations.start(spec)
-    label = find_label(request.headers.get(REQUEST_ID_HEADER, ""))
-    logger.debug("%s begins, the caller calls it %r", spec.request_id, label)
-    if body.stream:
-        return EventStream(generation, answer, label)
-    return await make_whole_answer(request, generation, answer, label)
+Parse = Callable[[bytes], ParsedRequest[GenerationBody]]
+
+
+@dataclass(frozen=True)
+class _Answerer:
+    """From a request to the response that answers it, or begins to."""
+
+    host: EngineHost
+    generations: GenerationService
+    ignored_fields: IgnoredFields
+
+    async def answer(self, request: AnyRequest, parse: Parse) -> Response[bytes]:
+        async with self.host.preparing():
+            parsed = await self._parse(await read_json(request), parse)
+            self.ignored_fields.add(parsed.ignored)
+            body, spec = parsed.body, parsed.spec
+            _check_model(self.host, body.model)
+            async with until_client_leaves(request.receive):
+                generation = await self.generations.start(spec)
+        options = body.stream_options
+        answer = make_format(
+            body.model,
+            is_chat=isinstance(body, ChatCompletionBody),
+            include_usage=options is not None and options.include_usage is True,
+        )
+        label = find_label(request.headers.get(REQUEST_ID_HEADER, ""))
+        logger.debug("%s begins, the caller calls it %r", spec.request_id, label)
+        if body.stream:
+            return EventStream(generation, answer, label)
+        return await make_whole_answer(request, generation, answer, label)
+
+    async def _parse(self, raw: bytes, parse: Parse) -> ParsedRequest[GenerationBody]:
+        if len(raw) <= MAX_INLINE_BYTES:
+            return parse(raw)
+        return await self.generations.call_text_worker(partial(parse, raw))
 
 
 def _check_model(host: EngineHost, name: str) -> None:

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,10 +196,40 @@ class _ASGIEventStream(ASGIResponse):
         await send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
+@asynccontextmanager
+async def until_client_leaves(receive: Receive) -> AsyncIterator[None]:
+    """Around work for a request whose body is read: ends it when the client leaves.
+
+    Raises `InterruptedAnswerError` then, which nobody reads.
+    """
+    watcher = asyncio.create_task(_wait_for_leave(receive))
+    try:
+        async with asyncio.timeout(None) as scope:
+
+            def end(_: asyncio.Task[None]) -> None:
+                scope.reschedule(asyncio.get_running_loop().time())
+
+            watcher.add_done_callback(end)
+            try:
+                yield
+            finally:
+                watcher.remove_done_callback(end)
+    except TimeoutError:
+        if scope.expired():
+            raise InterruptedAnswerError("The client has left.", code=CLIENT_GONE) from None
+        raise
+    finally:
+        watcher.cancel()
+
+
 async def _close_when_client_leaves(receive: Receive, generation: Generation) -> None:
+    await _wait_for_leave(receive)
+    generation.close()
+
+
+async def _wait_for_leave(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    generation.close()
 
 
 async def _send(send: Send, body: bytes) -> None:

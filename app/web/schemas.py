@@ -11,6 +11,8 @@ import msgspec
 MAX_MESSAGES = 256
 MAX_PROMPTS = 64
 MAX_CHOICES = 8
+MAX_ANSWERS = 64
+"""Prompts times `n`: one request may not fill the queue for everybody."""
 DEFAULT_COMPLETION_TOKENS = 16
 """Length of a text completion when none is asked for, as in OpenAI's API; chats go on as long as they can."""
 
@@ -33,6 +35,7 @@ class ChatMessage(msgspec.Struct):
 
     role: str
     content: str | list[ContentPart] | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -43,6 +46,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -56,7 +60,6 @@ class ChatCompletionBody(GenerationBody, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: int | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True):

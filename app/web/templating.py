@@ -4,6 +4,7 @@ All static files are served below `/static/<hash of all of them>/`, so that modu
 relative path, browsers may keep everything for ever, and a new version is never mixed with an old one.
 """
 
+import errno
 import hashlib
 from functools import cache
 from http import HTTPStatus
@@ -12,10 +13,13 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Request, Router
 from litestar.datastructures import CacheControlHeader
+from litestar.file_system import BaseLocalFileSystem
 from litestar.plugins.jinja import JinjaTemplateEngine
 from litestar.response import Template
 from litestar.static_files import create_static_files_router
 from litestar.template import TemplateConfig
+from litestar.types import PathType
+from litestar.types.file_types import FileInfo
 
 from app.resources import resource_dir
 
@@ -26,6 +30,9 @@ NO_VALUE: Final = "\u2013"
 
 THEME_COOKIE: Final = "pageglass_theme"
 THEMES: Final = ("dark", "light", "system")
+
+_NO_FILE_NAME: Final = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
+"""What a file system says of names that no file of it can have."""
 
 _NOTHING_HERE: Final = "The address leads nowhere; perhaps it was mistyped."
 _ERROR_TITLES: Final = {
@@ -57,11 +64,27 @@ def asset_url(path: str) -> str:
     return f"/static/{assets_version()}/{path}"
 
 
+class StaticFileSystem(BaseLocalFileSystem):
+    """The local files; what cannot be the name of a file is one that is not there."""
+
+    async def info(self, path: PathType, **kwargs: Any) -> FileInfo:
+        """Describe a file; `FileNotFoundError` also for names that the system refuses to look up."""
+        try:
+            return await super().info(path, **kwargs)
+        except ValueError as error:  # a zero byte
+            raise FileNotFoundError(str(path)) from error
+        except OSError as error:
+            if error.errno not in _NO_FILE_NAME:
+                raise
+            raise FileNotFoundError(str(path)) from error
+
+
 def make_static_router() -> Router:
     """Serve the static files under their hash, cacheable for ever."""
     return create_static_files_router(
         path=f"/static/{assets_version()}",
         directories=[resource_dir("static")],
+        file_system=StaticFileSystem(),
         cache_control=CacheControlHeader(public=True, max_age=CACHE_SECONDS, immutable=True),
         name="static",
     )

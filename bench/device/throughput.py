@@ -41,7 +41,6 @@ SMOLLM2 = ModelConfig(
     qkv_bias=False,
     output_bias=False,
     qk_norm=False,
-    bos_token_id=1,
     eos_token_ids=frozenset({2}),
 )
 BLOCK_SIZE = 16

@@ -55,7 +55,6 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
-    bos_token_id: int | None
     eos_token_ids: frozenset[int]
 
     @property
@@ -167,7 +166,6 @@ def config_from_gguf(gguf: GGUFFile) -> ModelConfig:
         for key in ("eos", "eot", "eom")
         for token_id in tokens.token_ids(f"tokenizer.ggml.{key}_token_id", vocab_size)
     ]
-    bos = tokens.token_ids("tokenizer.ggml.bos_token_id", vocab_size)
     config = ModelConfig(
         architecture=family,
         hidden_size=hidden,
@@ -188,7 +186,6 @@ def config_from_gguf(gguf: GGUFFile) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
         output_bias="blk.0.attn_output.bias" in gguf.tensors,
         qk_norm=family == "qwen3",
-        bos_token_id=bos[0] if bos else None,
         eos_token_ids=frozenset(eos),
     )
     return _checked(source, config)
@@ -254,7 +251,6 @@ def config_from_hf(
     default_head_dim = 128 if family == "qwen3" else _head_dim(source, hidden, heads, "")
     vocab_size = source.size("vocab_size", limit=MAX_POSITIONS)
     attention_bias = source.flag("attention_bias", default=False)
-    bos = source.token_ids("bos_token_id", MAX_POSITIONS)
     eos = source.token_ids("eos_token_id", vocab_size)
     eos += _Source("generation_config.json", generation).token_ids("eos_token_id", vocab_size)
     config = ModelConfig(
@@ -274,7 +270,6 @@ def config_from_hf(
         qkv_bias=True if family == "qwen2" else attention_bias,
         output_bias=False if family == "qwen2" else attention_bias,
         qk_norm=family == "qwen3",
-        bos_token_id=bos[0] if bos and bos[0] < vocab_size else None,
         eos_token_ids=frozenset(eos),
     )
     return _checked(source, config)

@@ -3,16 +3,33 @@
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import httpx
+import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from app.model_store import DEFAULT_MODEL
 from tests.support.api import read_events
-from tests.support.server import ServerProcess
+from tests.support.server import REPOSITORY, ServerProcess
 from tests.support.state import State, wait_for_state
+
+EARLY_INTERRUPT = """
+import os, signal, sys
+from app.__main__ import run
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["pageglass", "--version"]
+run()
+"""
+"""Presses Ctrl-C when a module is about to be imported."""
 
 
 def long_chat(*, stream: bool) -> dict[str, Any]:
@@ -106,3 +123,15 @@ def test_sigterm_while_loading_is_obeyed() -> None:
     with ServerProcess(wait_ready=False) as server:
         assert server.stop(signal.SIGTERM) == 0
         assert "Traceback" not in server.output
+
+
+def test_the_end_of_the_terminal_is_obeyed_like_sigterm() -> None:
+    with ServerProcess() as server:
+        assert server.stop(signal.SIGHUP) == 0, server.output
+
+
+@pytest.mark.parametrize("module", ["app.cli", "litestar", "uvicorn"])
+def test_ctrl_c_in_the_first_moment_ends_quietly(module: str) -> None:
+    command = [sys.executable, "-c", EARLY_INTERRUPT.format(module=module)]
+    result = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

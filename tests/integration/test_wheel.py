@@ -67,6 +67,6 @@ def test_wheel_offers_the_command_and_carries_the_licences(wheel: Path) -> None:
         entry_points = archive.read("pageglass-0.1.0.dist-info/entry_points.txt").decode()
         licences = [name for name in archive.namelist() if name.endswith("LICENSE")]
 
-    assert "pageglass = app.cli:main" in entry_points
+    assert "pageglass = app.__main__:run" in entry_points
     assert "pageglass-0.1.0.dist-info/licenses/LICENSE" in licences
     assert "app/_resources/static/vendor/htmx-4.0.1/LICENSE" in licences

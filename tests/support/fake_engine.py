@@ -38,14 +38,18 @@ class LetterTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids: frozenset[int] = frozenset()
+    max_token_chars = 1
 
     def encode(self, text: str) -> list[int]:
         return [(ord(character) - FIRST_LETTER) % VOCAB_SIZE for character in text]
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+    def render_chat(self, messages: list[dict[str, str]]) -> list[str]:
         if any(message["content"] == "template error" for message in messages):
             raise RequestError("The template refuses these messages.", param="messages")
-        return self.encode("".join(f"{message['role']}: {message['content']} " for message in messages))
+        return ["".join(f"{message['role']}: {message['content']} " for message in messages)]
+
+    def encode_rendered(self, pieces: list[str]) -> list[int]:
+        return self.encode("".join(pieces))
 
     def decode(self, token_ids: list[int]) -> str:
         return "".join(chr(FIRST_LETTER + token_id) for token_id in token_ids)

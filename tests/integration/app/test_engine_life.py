@@ -9,6 +9,7 @@ import pytest
 import app.engine_host
 import app.web.openai_responses
 from app.engine_host import EngineHost, StartProgress
+from app.engine_thread import STEP_FAILED
 from engine.errors import ModelError
 from tests.support.api import MODEL, ServedApi, read_events, served_api, until
 from tests.support.fake_engine import FakeEngine
@@ -83,7 +84,9 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
         assert api.server.load_error == "The file is cut off."
 
 
-async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on() -> None:
+async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine = make_engine()
     engine.runner.step_s = 0.005
     async with served_api(engine) as api:
@@ -97,13 +100,15 @@ async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on() -> None
             assert "[DONE]" not in text
             error = read_events(text)[-1]["error"]
             assert (error["code"], error["type"]) == ("engine_error", "server_error")
-            assert "injected fault" in error["message"]
+            assert error["message"] == STEP_FAILED
         response = await whole
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_error")
         state = (await api.client.get("/api/engine/state")).json()
         assert state["counts"]["free"] == state["counts"]["total"]
         assert (await api.client.get("/health/ready")).status_code == 200
         assert read_events(await stream_text(api, max_tokens=5))[-1] == "[DONE]"
+        # What went wrong is for the operator.
+        assert "injected fault" in caplog.text
 
 
 async def test_three_failures_in_a_row_end_the_engine_but_not_the_server() -> None:
@@ -119,7 +124,8 @@ async def test_three_failures_in_a_row_end_the_engine_but_not_the_server() -> No
         for path in ("/health/live", "/health/ready"):
             health = await api.client.get(path)
             assert health.status_code == 503
-            assert "injected fault" in health.json()["reason"]
+            assert "steps failed within a minute; the log says why" in health.json()["reason"]
+            assert "injected fault" not in health.text
         assert api.plugin.hub.status == "failed"
         assert (await api.client.get("/live")).status_code == 200
 

@@ -151,7 +151,8 @@ async def test_both_names_of_the_length_limit_are_honoured(api: Api) -> None:
     for fields in ({"max_tokens": 3}, {"max_completion_tokens": 3, "max_tokens": 3}):
         assert (await api.chat(**fields)).json()["usage"]["completion_tokens"] == 3
     body = {"max_tokens": None, "max_completion_tokens": 2}
-    assert (await api.chat(**body)).json()["usage"]["completion_tokens"] == 2
+    for response in (await api.chat(**body), await api.complete(**body)):
+        assert response.json()["usage"]["completion_tokens"] == 2
 
 
 async def test_without_a_limit_chats_use_the_context_and_completions_16_tokens(api: Api) -> None:
@@ -174,6 +175,12 @@ async def test_fields_that_ask_for_nothing_are_taken_and_unknown_ones_counted(ap
     assert (await api.chat(foo=2)).status_code == 200
     ignored = (await api.client.get("/health")).json()["ignored_fields"]
     assert ignored == {"foo": 2, "bar": 1}
+
+
+async def test_one_request_counts_few_of_its_unknown_fields(api: Api) -> None:
+    assert (await api.chat(**{f"x{index}": 1 for index in range(5000)})).status_code == 200
+    ignored = (await api.client.get("/health")).json()["ignored_fields"]
+    assert sum(ignored.values()) == 32
 
 
 async def test_the_models_list_names_the_effective_limit(api: Api) -> None:

@@ -1,11 +1,13 @@
 """What the API answers to everything that is wrong, over a fake engine in this process."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.support.api import MODEL, Api, running_api, until
+from tests.support.api import MODEL, Api, running_api, served_api, until
 from tests.support.fake_engine import FakeEngine
 
 USER = [{"role": "user", "content": "hi"}]
@@ -44,7 +46,10 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*USER, {"role": 1, "content": "hi"}]}, "messages[1].role"),
     ({"messages": USER * 257}, "messages"),
     ({"messages": [{"role": "user", "content": "template error"}]}, "messages"),
-    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]},
+        "messages[0].tool_calls",
+    ),
     ({"model": None}, "model"),
     ({"model": 5}, "model"),
     ({"stream": "yes"}, "stream"),
@@ -70,12 +75,17 @@ SHARED_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "8"}, "max_tokens"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 8, "max_completion_tokens": -1}, "max_completion_tokens"),
+    ({"max_tokens": None, "max_completion_tokens": 2**31}, "max_completion_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.01}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -1}, "top_k"),
+    ({"top_k": 2**63, "top_p": 0.9}, "top_k"),
     ({"seed": 2**63}, "seed"),
     ({"seed": 2**70}, "seed"),
     ({"stop": ""}, "stop"),
@@ -112,6 +122,9 @@ PROMPTS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [2**63]}, "prompt"),
     ({"prompt": [999999999]}, "prompt"),
     ({"prompt": ["a"] * 65}, "prompt"),
+    ({"prompt": ["a"] * 9, "n": 8}, "n"),
+    ({"prompt": [1, "a"] * 50_000}, "prompt"),
+    ({"prompt": [[1]] * 100_000}, "prompt"),
     ({"echo": True}, "echo"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
@@ -182,6 +195,33 @@ async def test_only_json_is_taken(api: Api, content_type: str | None) -> None:
     assert "application/json" in error_of(response)["message"]
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": 'application/json;charset="utf-16"'},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+async def test_only_plain_utf_8_is_taken(api: Api, headers: dict[str, str]) -> None:
+    response = await api.client.post("/v1/completions", content=b"{}", headers=headers)
+    assert (response.status_code, error_of(response)["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "Application/JSON; Charset=UTF-8; x=y"},
+        {"content-type": 'application/json;charset="utf-8"'},
+        {"content-type": "application/json", "content-encoding": "identity"},
+    ],
+)
+async def test_utf_8_may_be_said(api: Api, headers: dict[str, str]) -> None:
+    content = b'{"model": "fake", "prompt": "a", "max_tokens": 1}'
+    response = await api.client.post("/v1/completions", content=content, headers=headers)
+    assert response.status_code == 200
+
+
 async def test_a_body_over_four_mebibytes_is_refused(api: Api) -> None:
     headers = {"content-type": "application/json"}
     fitting = await api.client.post("/v1/completions", content=b" " * (4 * 2**20), headers=headers)
@@ -248,17 +288,27 @@ async def test_one_refused_prompt_refuses_them_all(api: Api) -> None:
 
 
 async def test_a_full_queue_is_429_with_retry_after() -> None:
-    async with running_api(FakeEngine(max_num_seqs=1, max_waiting=2)) as api:
-        response = await api.complete(["a", "b", "c", "d"])
+    engine = FakeEngine(max_num_seqs=1, max_waiting=2)
+    engine.runner.step_s = 0.01
+    async with served_api(engine) as api:
+
+        def complete(prompts: list[str], max_tokens: int) -> Awaitable[httpx.Response]:
+            body = {"model": MODEL, "prompt": prompts, "max_tokens": max_tokens}
+            return asyncio.create_task(api.client.post("/v1/completions", json=body))
+
+        first = complete(["a", "b"], 100)
+        await until(lambda: len(engine.core.scheduler.running) == 1)
+        response = await complete(["c", "d"], 1)
         assert (response.status_code, error_of(response)["code"]) == (429, "queue_full")
         assert int(response.headers["retry-after"]) >= 1
         assert MODEL in (await api.client.get("/v1/models")).text
+        assert (await first).status_code == 200
 
 
 async def test_nothing_internal_is_told_about_a_bug(
     api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api.plugin.host.tokenizer, "encode_chat", lambda messages: 1 / 0)
+    monkeypatch.setattr(api.plugin.host.tokenizer, "render_chat", lambda messages: 1 / 0)
     response = await api.chat()
     assert (response.status_code, error_of(response)["type"]) == (500, "server_error")
     assert "division" not in response.text

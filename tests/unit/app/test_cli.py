@@ -31,6 +31,23 @@ def test_a_usage_error_is_one_line(arguments: str, line: str) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"pageglass: {line}\n")
 
 
+@pytest.mark.parametrize("flag", ["--host", "--data-dir", "--model", "--served-model-name", "--allowed-host"])
+def test_an_empty_value_is_refused(flag: str) -> None:
+    result = CliRunner().invoke(main, ["serve", flag, ""])
+
+    assert result.exit_code == 2
+    assert result.stderr == f"pageglass: {flag}: the value is empty; leave the setting out for its default.\n"
+
+
+def test_ctrl_c_is_an_exit_code_and_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(names: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.commands.serve.check_environment", interrupt)
+    result = CliRunner().invoke(main, ["serve"])
+    assert (result.exit_code, result.output) == (130, "")
+
+
 def test_an_error_from_the_environment_names_the_variable() -> None:
     result = CliRunner().invoke(main, ["serve"], env={"PAGEGLASS_PORT": "x"})
 

@@ -3,9 +3,19 @@ import time
 
 import pytest
 
-from app.engine_thread import OUTBOX_STEPS, EngineThread, Submit, ThreadEvents
+from app.engine_thread import (
+    OUTBOX_STEPS,
+    STEP_FAILED,
+    Abort,
+    Command,
+    EngineThread,
+    StopChoice,
+    Submit,
+    ThreadEvents,
+)
+from app.errors import InterruptedAnswerError
 from engine.errors import EngineError
-from engine.records import StepResult
+from engine.records import Reset, StepResult
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 from tests.support.api import until
@@ -145,10 +155,51 @@ async def test_broken_books_are_noticed_while_idle_and_the_pool_is_rebuilt(
     thread.start()
     await until(lambda: len(recorder.results) == 1)
     result, error = recorder.results[0]
-    assert error is not None
-    assert "EngineInvariantError" in error
+    assert error == STEP_FAILED
+    assert [event.error for event in result.record.events if isinstance(event, Reset)] == [
+        "EngineInvariantError"
+    ]
     assert (result.record.num_free, result.record.num_used) == (64, 0)
     assert recorder.failures == []
     engine.core.check_integrity()
     assert "A step failed" in caplog.text
+    await thread.stop(5)
+
+
+async def test_a_submission_that_breaks_the_engine_is_told_and_the_engine_starts_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.core, "add_requests", lambda requests: 1 / 0)
+        with pytest.raises(InterruptedAnswerError) as caught:
+            await submit(thread, make_request("r", 5))
+    assert (str(caught.value), caught.value.code) == (STEP_FAILED, "engine_error")
+    assert "ZeroDivisionError" in caplog.text
+    await submit(thread, make_request("r", 5))
+    await until(lambda: recorder.steps != [] and not engine.core.has_work)
+    assert recorder.failures == []
+    await thread.stop(5)
+
+
+@pytest.mark.parametrize("command", [Abort("r"), StopChoice("r", 0)])
+async def test_other_commands_that_break_the_engine_are_failed_steps(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    with monkeypatch.context() as patch:
+        for name in ("abort", "stop"):
+            patch.setattr(engine.core, name, lambda *_: 1 / 0)
+        thread.send(command)
+        await until(lambda: len(recorder.results) == 1)
+    assert recorder.results[0][1] == STEP_FAILED
+    await submit(thread, make_request("r", 5))
+    assert thread.is_alive
+    assert recorder.failures == []
     await thread.stop(5)

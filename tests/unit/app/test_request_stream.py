@@ -67,3 +67,10 @@ async def test_an_abort_by_somebody_else_is_a_failure() -> None:
     stream.put(output(-1, finish_reason="abort"))
     assert stream.failure is not None
     assert stream.failure.code == "request_aborted"
+
+
+async def test_a_choice_that_could_not_be_computed_says_why() -> None:
+    stream = RequestStream("r", 1)
+    stream.put(output(-1, finish_reason="error"))
+    assert stream.failure is not None
+    assert stream.failure.code == "model_error"

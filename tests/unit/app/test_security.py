@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from app.security import AccessPolicy
+from app.security import MAX_HEADER_BYTES, MAX_TARGET_BYTES, AccessPolicy, check_sizes
 
 
 def make_scope(
@@ -43,6 +43,13 @@ def test_local_names_are_served_on_any_port(host: str) -> None:
         "[::1",
         "",
         "localhost,evil.example",
+        "localhost#",
+        "localhost?",
+        "localhost/",
+        "local\thost",
+        " localhost",
+        "localhost:\xb2",
+        "localhost:800000",
         "2130706433",
     ],
 )
@@ -80,6 +87,11 @@ def test_bound_and_listed_hosts_are_served() -> None:
         "null",
         "file://",
         "chrome-extension://abc",
+        "https://localhost:8000",
+        "http://localhost",
+        "http://localhost:80000",
+        "ws://localhost:8000",
+        "http://localhost:8000/",
         "localhost:8000",
         "",
     ],
@@ -90,18 +102,46 @@ def test_foreign_origins_may_neither_open_sockets_nor_change_anything(
     assert status(make_scope(kind=kind, method=method, origin=origin)) == 403
 
 
-@pytest.mark.parametrize(
-    "origin", [None, "http://localhost:8000", "HTTP://LOCALHOST:8000", "https://localhost:8000"]
-)
+@pytest.mark.parametrize("origin", [None, "http://localhost:8000", "HTTP://LOCALHOST:8000"])
 def test_own_pages_and_programs_are_served(origin: str | None) -> None:
     assert status(make_scope(kind="websocket", origin=origin)) is None
     assert status(make_scope(method="POST", origin=origin)) is None
 
 
-def test_pages_of_a_listed_host_are_served_whatever_the_port() -> None:
-    scope = make_scope(method="POST", origin="https://box.example")
-    assert status(scope, allowed=("box.example",)) is None
-    assert status(scope) == 403
+@pytest.mark.parametrize("host", ["localhost", "localhost:80", "localhost:"])
+@pytest.mark.parametrize("origin", ["http://localhost", "http://localhost:80"])
+def test_the_usual_port_may_be_named_or_not(host: str, origin: str) -> None:
+    assert status(make_scope(method="POST", host=host, origin=origin)) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "wanted"),
+    [
+        ("box.example", "https://box.example", None),
+        ("localhost:8000", "https://box.example", None),
+        ("box.example:8000", "http://box.example:8000", None),
+        ("box.example", "https://box.example:8443", 403),
+        ("box.example", "http://box.example:3000", 403),
+        ("localhost:8000", "http://box.example", 403),
+        ("box.example", "https://other.example", 403),
+    ],
+)
+def test_pages_of_a_listed_host_come_from_the_same_port_or_through_a_tls_proxy(
+    host: str, origin: str, wanted: int | None
+) -> None:
+    scope = make_scope(method="POST", host=host, origin=origin)
+    assert status(scope, allowed=("box.example",)) == wanted
+
+
+def test_an_address_and_headers_without_end_are_refused() -> None:
+    scope = make_scope() | {"raw_path": b"/", "query_string": b""}
+    assert check_sizes(scope) is None
+    too_long = check_sizes(scope | {"query_string": b"a" * MAX_TARGET_BYTES})
+    assert too_long is not None
+    assert too_long.status == 414
+    too_many = check_sizes(scope | {"headers": [(b"a", b"b" * 99)] * (MAX_HEADER_BYTES // 100 + 1)})
+    assert too_many is not None
+    assert too_many.status == 431
 
 
 def test_reading_is_not_bound_to_an_origin() -> None:

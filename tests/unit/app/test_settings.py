@@ -5,13 +5,13 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import main
+from app.setting_values import parse_size
 from app.settings import (
     DEFAULT_KV_MEMORY_BYTES,
     SETTINGS,
     Settings,
     check_environment,
     make_settings,
-    parse_size,
     render_documentation,
 )
 from engine.errors import ConfigError
@@ -49,13 +49,16 @@ def test_defaults_are_within_their_own_limits() -> None:
         ("1.5kib", 1536),
         ("64 MiB", 2**26),
         ("100", 100),
+        ("9007199254740993", 2**53 + 1),
     ],
 )
 def test_sizes_take_units(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1XB", "-1GiB", "1e9", "1GiB2", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "1XB", "-1GiB", "1e9", "1GiB2", "nan", "\u0668", "9" * 400, "1." + "9" * 400]
+)
 def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
     with pytest.raises(ConfigError, match="write it like 1GiB"):
         parse_size(text)
@@ -71,14 +74,27 @@ def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
         ("policy", "priority", "--it is 'priority'; allowed: fcfs"),
         ("dtype", "q4", "--it is 'q4'; allowed: auto, fp32, bf16"),
         ("max_num_seqs", "many", "--it: 'many' is not a whole number"),
-        ("kv_memory", "0", "--it is 0; allowed: 1 or more"),
-        ("shutdown_timeout", "nan", "--it is nan"),
+        ("kv_memory", "0", "--it is 0; allowed: 1 to 1152921504606846976"),
+        ("kv_memory", "9999999999999999999TiB", "allowed: 1 to"),
+        ("port", "\u0668", "is not a whole number"),
+        ("port", "8_0", "is not a whole number"),
+        ("port", "9" * 5000, "^--it: '9{40}\u2026' is not a whole number"),
+        ("shutdown_timeout", "\u0668", "is not a number of seconds"),
+        ("shutdown_timeout", "1e3", "is not a number of seconds"),
+        ("shutdown_timeout", "nan", "--it: 'nan' is not a number of seconds"),
     ],
 )
 def test_an_error_names_the_source_and_what_is_allowed(name: str, text: str, message: str) -> None:
     setting = next(setting for setting in SETTINGS if setting.name == name)
     with pytest.raises(ConfigError, match=message):
         setting.parse(text, "--it")
+
+
+def test_no_text_may_be_empty() -> None:
+    for setting in SETTINGS:
+        for text in ("", " "):
+            with pytest.raises(ConfigError, match="--it"):
+                setting.parse(text, "--it")
 
 
 def test_an_unknown_variable_is_an_error_that_names_the_nearest() -> None:

@@ -113,6 +113,25 @@ def test_a_cache_too_small_for_one_block_is_refused_before_the_server_listens(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    "size", [("--kv-memory", "512TiB"), ("--num-blocks", "16777216", "--block-size", "256")]
+)
+def test_a_cache_larger_than_the_memory_is_refused_before_the_server_listens(
+    started: Started, tmp_path: Path, size: tuple[str, ...]
+) -> None:
+    result = serve(tmp_path, "--device", "cpu", *size)
+    assert (result.exit_code, started.settings) == (2, None)
+    assert "bytes of memory; use a smaller --kv-memory or --num-blocks" in result.output
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_cache_is_not_held_against_the_memory_where_it_may_lie_on_a_gpu(
+    started: Started, tmp_path: Path
+) -> None:
+    assert serve(tmp_path, "--device", "cuda", "--kv-memory", "512TiB").exit_code == 0
+    assert started.settings is not None
+
+
 @pytest.mark.parametrize(("name", "is_hinted"), [(DEFAULT_MODEL, True), ("mine", False)])
 def test_a_damaged_packaged_model_says_how_to_repair_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, is_hinted: bool

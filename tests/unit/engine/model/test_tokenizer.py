@@ -1,5 +1,7 @@
 """Prompts: begin tokens, chat templates, and what is refused."""
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -92,3 +94,32 @@ def test_decoding_and_streaming_agree_in_both_kinds() -> None:
         detokenizer = tokenizer.make_detokenizer()
         streamed = "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
         assert streamed == tokenizer.decode(token_ids) == "hi, café 😀 hi"
+
+
+@pytest.mark.parametrize("make_backend", [make_byte_level, make_sentencepiece])
+def test_no_token_stands_for_more_characters_than_the_limit_says(make_backend: Any) -> None:
+    backend = make_backend()
+    tokenizer = Tokenizer(make_source(backend), TokenizerLimits(400, frozenset()))
+    longest = max(len(tokenizer.decode([token_id])) for token_id in backend.get_vocab().values())
+    assert longest <= tokenizer.max_token_chars == len("<|begin|>")
+
+
+def test_encoding_leaves_the_interpreter_to_other_threads() -> None:
+    tokenizer, ticks, done = make_tokenizer(), list[None](), threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(None)
+
+    thread = threading.Thread(target=tick)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(100)  # from now on threads take turns only where one lets go
+    try:
+        thread.start()
+        before = len(ticks)
+        tokenizer.encode("hi, café and more " * 50_000)
+        assert len(ticks) - before > 5
+    finally:
+        done.set()
+        sys.setswitchinterval(interval_s)
+        thread.join()
