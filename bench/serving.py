@@ -37,9 +37,11 @@ async def _stream(client: httpx.AsyncClient, index: int, max_tokens: int, first_
         response.raise_for_status()
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                if num_chunks == 0:
-                    first_s.append(time.perf_counter() - started)
-                num_chunks += bool(json.loads(line[6:])["choices"])
+                choices = json.loads(line[6:])["choices"]
+                if choices and choices[0]["delta"].get("content"):  # not the chunk that names the role
+                    if num_chunks == 0:
+                        first_s.append(time.perf_counter() - started)
+                    num_chunks += 1
     return num_chunks
 
 

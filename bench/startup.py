@@ -5,17 +5,17 @@ Starts real server processes and times process start to listening (the page answ
 """
 
 import argparse
+import http.client
 import statistics
 import sys
 import tempfile
 import time
-
-import httpx
+from urllib.parse import urlsplit
 
 from bench.common import print_table, versions, yardstick
 from bench.server import start_server, stop_server
 
-POLL_S = 0.01
+POLL_S = 0.02
 
 
 def main() -> None:
@@ -50,12 +50,18 @@ def main() -> None:
 
 
 def _wait_for(url: str) -> float:
+    """Ask until the answer is 200, with a client that costs next to nothing: both share the cores."""
+    parts = urlsplit(url)
     while True:
+        connection = http.client.HTTPConnection(parts.netloc, timeout=5)
         try:
-            if httpx.get(url, timeout=5).is_success:
+            connection.request("GET", parts.path)
+            if connection.getresponse().status == http.client.OK:
                 return time.perf_counter()
-        except httpx.TransportError:
+        except OSError:
             pass
+        finally:
+            connection.close()
         time.sleep(POLL_S)
 
 
