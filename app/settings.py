@@ -28,6 +28,7 @@ from app.setting_values import (
 from engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS, MAX_NUM_SEQS, EngineConfig
 from engine.errors import ConfigError
 from engine.scheduling.preemption import PREEMPTION_POLICIES
+from engine.scheduling.queue import QUEUE_POLICIES
 
 ENV_PREFIX = "PAGEGLASS_"
 OTHER_VARIABLES = ("PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER")
@@ -168,9 +169,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             high=2**20,
         ),
     ] = 1024
-    policy: Annotated[str, Option("Order in which waiting requests are admitted.", choices=("fcfs",))] = (
-        "fcfs"
-    )
+    policy: Annotated[
+        str, Option("Order in which waiting requests are admitted.", choices=QUEUE_POLICIES)
+    ] = "fcfs"
     preemption: Annotated[
         str,
         Option("Which running sequence gives way when blocks run out.", choices=PREEMPTION_POLICIES),

@@ -29,7 +29,6 @@ from engine.sequence import FinishReason
 from engine.snapshot import BlockState, BlockView
 
 PROTOCOL = 1
-HEADER_BYTES = 32
 ROW_BYTES = 64
 MARK_BYTES = 16
 CELL_BYTES = 4

@@ -13,9 +13,10 @@ from app.errors import InterruptedAnswerError
 from app.request_stream import RequestStream, StreamFailure
 from app.services.stop_strings import StopMatcher
 from app.services.workers import DeadlineError, Workers, WorkersLostError
-from engine.errors import ContextLengthError, RequestError
+from engine.errors import RequestError
 from engine.records import TokenOutput
 from engine.sampling_params import SamplingParams
+from engine.scheduling.validation import make_context_length_error
 from engine.sequence import EngineRequest, FinishReason
 
 if TYPE_CHECKING:  # these modules import the tokenizer libraries, which only the engine thread does
@@ -259,12 +260,7 @@ class GenerationService:
         assert self._host.config is not None  # noqa: S101 - as in `start`
         max_model_len = self._host.config.max_model_len
         if num_tokens > max_model_len:
-            raise ContextLengthError(
-                f"The prompt has {prefix}{num_tokens} tokens; at most {max_model_len - 1} fit, "
-                f"since prompt and answer together are limited to {max_model_len}.",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise make_context_length_error(f"{prefix}{num_tokens}", max_model_len, param=param)
 
 
 def _encode_prompts(tokenizer: "Tokenizer", prompts: list[str | list[int]]) -> list[list[int]]:

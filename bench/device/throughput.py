@@ -153,7 +153,7 @@ def _decode(
 ) -> dict[str, Any]:
     blocks = CONTEXT // BLOCK_SIZE
     shares = [_make_share(i * blocks, CONTEXT - 1, 1) for i in range(num_seqs)]
-    output = SchedulerOutput(shares, num_seqs)
+    output = SchedulerOutput(shares)
     seconds = _measure(lambda: runner.execute(output), runner.device)
     layer = config.hidden_size * (2 * config.num_heads * config.head_dim + 2 * config.kv_size)
     layer += 3 * config.hidden_size * config.intermediate_size
@@ -170,7 +170,7 @@ def _decode(
 
 
 def _prefill(runner: TorchRunner) -> dict[str, Any]:
-    output = SchedulerOutput([_make_share(0, 0, PREFILL_TOKENS)], PREFILL_TOKENS)
+    output = SchedulerOutput([_make_share(0, 0, PREFILL_TOKENS)])
     seconds = _measure(lambda: runner.execute(output), runner.device)
     return {
         "tokens": PREFILL_TOKENS,

@@ -69,7 +69,7 @@ class TorchRunner:
         sequence.block_table = [0]
         for start, count in ((0, tokens - 1), (tokens - 1, 1)):
             if count:
-                self.execute(SchedulerOutput([ScheduledSequence(sequence, start, count)], count))
+                self.execute(SchedulerOutput([ScheduledSequence(sequence, start, count)]))
 
     def reset(self) -> None:
         """Forget all KV: nothing to do, since no slot is read before it is written again."""

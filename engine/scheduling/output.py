@@ -29,6 +29,5 @@ class SchedulerOutput:
     """What one step computes. `scheduled` is in running order and may be empty."""
 
     scheduled: list[ScheduledSequence] = field(default_factory=list)
-    num_scheduled_tokens: int = 0
     stop_reason: StopReason = StopReason.QUEUE_EMPTY
     prefix_pending: list[int] = field(default_factory=list)

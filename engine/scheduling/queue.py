@@ -39,7 +39,7 @@ class WaitingQueue:
 
 
 _QUEUES = {"fcfs": WaitingQueue}
-POLICIES = tuple(_QUEUES)
+QUEUE_POLICIES = tuple(_QUEUES)
 """Names that `make_waiting_queue` knows."""
 
 

@@ -138,7 +138,6 @@ class Scheduler:
         else:
             self._admit_waiting(plan, budget, output)
         output.scheduled = list(plan.values())
-        output.num_scheduled_tokens = sum(entry.num_scheduled_tokens for entry in output.scheduled)
         if not output.scheduled and self.has_work:
             raise EngineInvariantError("there is work but no step to make")
         return output

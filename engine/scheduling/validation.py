@@ -16,9 +16,16 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
             f"The prompt has token ids outside 0 to {vocab_size - 1}.", param="prompt", code="invalid_value"
         )
     if len(token_ids) >= config.max_model_len:
-        raise ContextLengthError(
-            f"The prompt has {len(token_ids)} tokens; at most {config.max_model_len - 1} fit, "
-            f"since prompt and answer together are limited to {config.max_model_len}.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise make_context_length_error(str(len(token_ids)), config.max_model_len)
+
+
+def make_context_length_error(
+    num_tokens: str, max_model_len: int, *, param: str = "prompt"
+) -> ContextLengthError:
+    """Return the error for a prompt that leaves no room for one token; `num_tokens` is how many it has."""
+    return ContextLengthError(
+        f"The prompt has {num_tokens} tokens; at most {max_model_len - 1} fit, "
+        f"since prompt and answer together are limited to {max_model_len}.",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -1,5 +1,7 @@
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -47,6 +49,18 @@ class Recorder:
         )
         return EngineThread(engine.load, events)
 
+    @asynccontextmanager
+    async def run(self, engine: FakeEngine) -> AsyncIterator[EngineThread]:
+        """A loaded thread; ended in any case, or a test that fails would keep the process alive."""
+        thread = self.make_thread(engine)
+        thread.start()
+        try:
+            await self.loaded.wait()
+            yield thread
+        finally:
+            engine.runner.gate.set()
+            await thread.stop(5)
+
     def _take(self, results: Results) -> None:
         self.largest = max(self.largest, len(results))
         self.results += results
@@ -90,43 +104,37 @@ async def test_stopping_ends_an_engine_that_waits_for_the_loop() -> None:
 
 async def test_an_idle_engine_records_what_changes_without_a_step() -> None:
     engine, recorder = FakeEngine(), Recorder()
-    thread = recorder.make_thread(engine)
-    thread.start()
-    await recorder.loaded.wait()
-    with pytest.raises(EngineError, match="tokens"):
-        await submit(
-            thread,
-            make_request("good", 5),
-            EngineRequest(
-                request_id="good", choice_index=1, prompt_token_ids=[], sampling_params=SamplingParams()
-            ),
-        )
-    await until(lambda: len(recorder.results) == 1)
-    record = recorder.results[0][0].record
-    assert [type(event).__name__ for event in record.events] == ["Rejected"]
-    assert engine.runner.num_steps == 0
-    await thread.stop(5)
+    async with recorder.run(engine) as thread:
+        with pytest.raises(EngineError, match="tokens"):
+            await submit(
+                thread,
+                make_request("good", 5),
+                EngineRequest(
+                    request_id="good", choice_index=1, prompt_token_ids=[], sampling_params=SamplingParams()
+                ),
+            )
+        await until(lambda: len(recorder.results) == 1)
+        record = recorder.results[0][0].record
+        assert [type(event).__name__ for event in record.events] == ["Rejected"]
+        assert engine.runner.num_steps == 0
 
 
 async def test_a_refused_duplicate_leaves_the_original_alone() -> None:
     engine, recorder = FakeEngine(), Recorder()
-    thread = recorder.make_thread(engine)
-    thread.start()
-    await recorder.loaded.wait()
-    engine.runner.gate.clear()
-    await submit(thread, make_request("r", 5))
-    refused = asyncio.create_task(submit(thread, make_request("r", 7)))
-    await asyncio.sleep(0)  # it is on its way before the original can end
-    engine.runner.gate.set()
-    with pytest.raises(EngineError, match="running already"):
-        await refused
-    await until(lambda: not engine.core.has_work)
-    await until(
-        lambda: any(output.finish_reason for result, _ in recorder.results for output in result.outputs)
-    )
-    outputs = [output for result, _ in recorder.results for output in result.outputs]
-    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
-    await thread.stop(5)
+    async with recorder.run(engine) as thread:
+        engine.runner.gate.clear()
+        await submit(thread, make_request("r", 5))
+        refused = asyncio.create_task(submit(thread, make_request("r", 7)))
+        await asyncio.sleep(0)  # it is on its way before the original can end
+        engine.runner.gate.set()
+        with pytest.raises(EngineError, match="running already"):
+            await refused
+        await until(lambda: not engine.core.has_work)
+        await until(
+            lambda: any(output.finish_reason for result, _ in recorder.results for output in result.outputs)
+        )
+        outputs = [output for result, _ in recorder.results for output in result.outputs]
+        assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
 
 
 async def test_a_request_that_comes_after_the_end_is_refused() -> None:
@@ -170,19 +178,16 @@ async def test_a_submission_that_breaks_the_engine_is_told_and_the_engine_starts
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, recorder = FakeEngine(), Recorder()
-    thread = recorder.make_thread(engine)
-    thread.start()
-    await recorder.loaded.wait()
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.core, "add_requests", lambda requests: 1 / 0)
-        with pytest.raises(InterruptedAnswerError) as caught:
-            await submit(thread, make_request("r", 5))
-    assert (str(caught.value), caught.value.code) == (STEP_FAILED, "engine_error")
-    assert "ZeroDivisionError" in caplog.text
-    await submit(thread, make_request("r", 5))
-    await until(lambda: recorder.steps != [] and not engine.core.has_work)
-    assert recorder.failures == []
-    await thread.stop(5)
+    async with recorder.run(engine) as thread:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.core, "add_requests", lambda requests: 1 / 0)
+            with pytest.raises(InterruptedAnswerError) as caught:
+                await submit(thread, make_request("r", 5))
+        assert (str(caught.value), caught.value.code) == (STEP_FAILED, "engine_error")
+        assert "ZeroDivisionError" in caplog.text
+        await submit(thread, make_request("r", 5))
+        await until(lambda: recorder.steps != [] and not engine.core.has_work)
+        assert recorder.failures == []
 
 
 @pytest.mark.parametrize("command", [Abort("r"), StopChoice("r", 0)])
@@ -190,16 +195,13 @@ async def test_other_commands_that_break_the_engine_are_failed_steps(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, recorder = FakeEngine(), Recorder()
-    thread = recorder.make_thread(engine)
-    thread.start()
-    await recorder.loaded.wait()
-    with monkeypatch.context() as patch:
-        for name in ("abort", "stop"):
-            patch.setattr(engine.core, name, lambda *_: 1 / 0)
-        thread.send(command)
-        await until(lambda: len(recorder.results) == 1)
-    assert recorder.results[0][1] == STEP_FAILED
-    await submit(thread, make_request("r", 5))
-    assert thread.is_alive
-    assert recorder.failures == []
-    await thread.stop(5)
+    async with recorder.run(engine) as thread:
+        with monkeypatch.context() as patch:
+            for name in ("abort", "stop"):
+                patch.setattr(engine.core, name, lambda *_: 1 / 0)
+            thread.send(command)
+            await until(lambda: len(recorder.results) == 1)
+        assert recorder.results[0][1] == STEP_FAILED
+        await submit(thread, make_request("r", 5))
+        assert thread.is_alive
+        assert recorder.failures == []
