@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
 import click
@@ -14,6 +13,7 @@ from app.commands.load import load
 from app.commands.models import models
 from app.commands.serve import serve
 from app.commands.server import EXIT_INTERRUPTED
+from app.version import package_version
 from engine.errors import EngineError
 
 
@@ -93,19 +93,12 @@ Start here:
 """
 
 
-def _get_version() -> str:
-    try:
-        return version("pageglass")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 @click.group(
     cls=CommandGroup,
     help=HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(_get_version(), prog_name="pageglass")
+@click.version_option(package_version(), prog_name="pageglass")
 def main() -> None:
     """Serve a language model and watch it work."""
 

@@ -49,6 +49,10 @@ class InterruptedAnswerError(EngineError):
         self.code = code
 
 
+class HistoryUnavailableError(EngineError):
+    """The history cannot be read now; the message says why and what to do."""
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that is not served."""
 
@@ -81,6 +85,7 @@ _TABLE: tuple[tuple[type[EngineError], int, str, str], ...] = (
     (UnavailableError, 503, SERVER_ERROR, "engine_unavailable"),
     (InterruptedAnswerError, 503, SERVER_ERROR, "interrupted"),
     (EngineDeadError, 503, SERVER_ERROR, "engine_unavailable"),
+    (HistoryUnavailableError, 503, SERVER_ERROR, "history_unavailable"),
     (ModelError, 500, SERVER_ERROR, "model_error"),
     (ConfigError, 500, SERVER_ERROR, "config_error"),
     (EngineError, 500, SERVER_ERROR, "engine_error"),

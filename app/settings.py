@@ -176,6 +176,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option("Which running sequence gives way when blocks run out.", choices=PREEMPTION_POLICIES),
     ] = "newest-first"
+    record_text: Annotated[
+        str,
+        Option(
+            "Whether prompts, answers and token ids are kept in the history, or only their lengths; "
+            "can be switched in the browser.",
+            choices=("on", "off"),
+        ),
+    ] = "on"
+    history_size: Annotated[
+        int,
+        Option(
+            "How large the history may grow before the oldest steps are given up, such as 512MiB.",
+            parse=parse_size,
+            unit="bytes",
+            low=2**20,
+            high=MAX_SIZE_BYTES,
+            shown_default="2GiB",
+        ),
+    ] = 2**31
     shutdown_timeout: Annotated[
         float,
         Option(

@@ -4,8 +4,10 @@
 use the same fold, and `engine.core` can make a snapshot of its own books to compare it with.
 """
 
-from enum import IntEnum
-from typing import Any
+import sys
+from array import array
+from collections.abc import Iterable
+from typing import Any, Self
 
 import msgspec
 
@@ -26,85 +28,30 @@ from engine.records import (
     StopReason,
 )
 from engine.sequence import FinishReason
+from engine.views import BlockState, BlockView, SequenceView, Totals
 
 
-class BlockState(IntEnum):
-    """What a block is to the eye."""
+class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An `EngineSnapshot` as plain data that can be encoded: nothing in it is shared with the snapshot.
 
-    FREE = 0
-    """Blank."""
-    CACHED = 1
-    """Unreferenced, but can be found by hash until it is evicted."""
-    ACTIVE = 2
-    """Held by one sequence, full."""
-    TAIL = 3
-    """Held by one sequence, not full."""
-    SHARED = 4
-    """Held by two or more sequences."""
-    RESERVED = 5
-    OFFLOADED = 6
-
-
-class BlockView(msgspec.Struct, frozen=True, gc=False):
-    """One block. `slot`: the oldest holder's, for a cached block the last holder's, else -1.
-
-    `owner` is the oldest holder's seq_id or -1; `filled` counts tokens; `hash` is the first 8 bytes of
-    the block hash, 0 without one.
+    Arrays have one little-endian number for each block: `filled` u16, `hashes` u64, `last_slots` i32.
     """
 
-    state: BlockState
-    ref_cnt: int
-    slot: int
-    owner: int
-    filled: int
-    hash: int
-
-
-class SequenceView(msgspec.Struct):
-    """One open sequence; `slot` is -1 while it waits, `reason` says for what."""
-
-    seq_id: int
-    request_id: str
-    choice_index: int
-    num_prompt_tokens: int
-    max_tokens: int
-    arrived_ns: int
-    num_tokens: int
-    slot: int = -1
-    num_computed_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    block_table: list[int] = []
-    reason: str | None = None
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Generated tokens."""
-        return self.num_tokens - self.num_prompt_tokens
-
-
-class Totals(msgspec.Struct):
-    """Counts since the first record."""
-
-    num_arrived: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_failed: int = 0
-    num_rejected: int = 0
-    num_preemptions: int = 0
-    num_evictions: int = 0
-    num_lookup_tokens: int = 0
-    """Prompt tokens of first admissions."""
-    num_hit_tokens: int = 0
-    """Of those, found in the prefix cache."""
-    num_tokens_lost: int = 0
-    """Computed tokens thrown away by preemptions."""
-    num_recomputed_tokens: int = 0
-    """Tokens that had to be computed again after a preemption: lost ones less those still cached."""
-    num_prefill_tokens: int = 0
-    """Tokens computed in entries that are not shown as decode (`BatchEntry.is_decode`)."""
-    num_output_tokens: int = 0
-    num_resets: int = 0
+    step: int
+    t_ns: int
+    totals: Totals
+    sequences: list[SequenceView]
+    running: list[int]
+    """Their seq_ids in order of admission."""
+    tables: dict[int, list[int]]
+    """Slot to blocks."""
+    holders: dict[int, list[int]]
+    """Block to slots, oldest first."""
+    filled: bytes
+    hashes: bytes
+    last_slots: bytes
+    last_record: StepRecord | None
+    last_batch: StepRecord | None
 
 
 class EngineSnapshot:
@@ -202,6 +149,48 @@ class EngineSnapshot:
             "filled": view.filled,
             "hash": f"{view.hash:016x}" if view.hash else None,
         }
+
+    # ------------------------------------------------------------------ as data
+
+    def export_state(self) -> SnapshotState:
+        """Return all of it as plain data, a copy that stays as it is."""
+        return SnapshotState(
+            step=self.step,
+            t_ns=self.t_ns,
+            totals=msgspec.structs.replace(self.totals),
+            sequences=[msgspec.structs.replace(view, block_table=[]) for view in self.sequences.values()],
+            running=list(self._running),
+            tables={slot: list(blocks) for slot, blocks in self._tables.items() if blocks},
+            holders={block_id: list(slots) for block_id, slots in self._holders.items()},
+            filled=_pack("H", self._filled),
+            hashes=_pack("Q", self._hashes),
+            last_slots=_pack("i", self._last_slot),
+            last_record=self.last_record,
+            last_batch=self.last_batch,
+        )
+
+    @classmethod
+    def from_state(cls, config: EngineConfig, state: SnapshotState) -> Self:
+        """Return the snapshot that was exported; `state` is the snapshot's from here on."""
+        snapshot = cls(config)
+        snapshot.step, snapshot.t_ns, snapshot.totals = state.step, state.t_ns, state.totals
+        snapshot.last_record, snapshot.last_batch = state.last_record, state.last_batch
+        snapshot._filled = _unpack("H", state.filled)
+        snapshot._hashes = _unpack("Q", state.hashes)
+        snapshot._last_slot = _unpack("i", state.last_slots)
+        snapshot._holders, snapshot._tables = state.holders, state.tables
+        snapshot.sequences = {view.seq_id: view for view in state.sequences}
+        for seq_id in state.running:
+            view = snapshot.sequences[seq_id]
+            view.block_table = snapshot._tables.setdefault(view.slot, [])
+            snapshot._running[seq_id] = view
+            snapshot._by_slot[view.slot] = seq_id
+        snapshot.num_used = len(snapshot._holders)
+        hashed = sum(1 for number in snapshot._hashes if number)
+        held_and_hashed = sum(1 for block_id in snapshot._holders if snapshot._hashes[block_id])
+        snapshot.num_cached = hashed - held_and_hashed
+        snapshot.num_free = config.num_blocks - snapshot.num_used - snapshot.num_cached
+        return snapshot
 
     # ------------------------------------------------------------------ folding
 
@@ -359,6 +348,20 @@ class EngineSnapshot:
             view.slot = -1
             view.block_table = []
         return view
+
+
+def _pack(typecode: str, numbers: Iterable[int]) -> bytes:
+    packed = array(typecode, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, data: bytes) -> list[int]:
+    packed = array(typecode, data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()
 
 
 def _sequence_to_dict(view: SequenceView) -> dict[str, Any]:

@@ -21,6 +21,12 @@ _NO_BROWSER_VARIABLE = "PAGEGLASS_NO_BROWSER"
 _BROWSER_FOLDER = "e2e/browser"
 
 
+@pytest.fixture(autouse=True)
+def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that a test starts keep their history in a folder of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_BrowserRule(), "pageglass-browser-rule")
 

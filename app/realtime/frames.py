@@ -26,7 +26,7 @@ from engine.records import (
     StopReason,
 )
 from engine.sequence import FinishReason
-from engine.snapshot import BlockState, BlockView
+from engine.views import BlockState, BlockView
 
 PROTOCOL = 1
 ROW_BYTES = 64

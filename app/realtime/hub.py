@@ -79,6 +79,7 @@ class EventHub:
         self._config: EngineConfig | None = None
         self._subscriptions: set[Subscription] = set()
         self._change_listeners: set[Callable[[set[int]], None]] = set()
+        self._on_record: Callable[[StepRecord, EngineSnapshot], None] | None = None
         self.state_turn = asyncio.Lock()
         """Held while a big state document is made."""
         self.ending: SubscriptionEndedError | None = None
@@ -113,6 +114,10 @@ class EventHub:
             self.status = "ready"
         self._tell_status()
 
+    def forward_records(self, on_record: Callable[[StepRecord, EngineSnapshot], None]) -> None:
+        """Call `on_record` with each record and the state after it; it must be quick and raise nothing."""
+        self._on_record = on_record
+
     def set_status(self, status: str) -> None:
         """Tell all clients that the engine is `loading`, `ready`, `failed` or `draining`, if that is new."""
         if status != self.status:
@@ -132,6 +137,8 @@ class EventHub:
         try:
             for record in records:
                 changed = self.journal.fold(record)
+                if self._on_record is not None:
+                    self._on_record(record, self.journal.snapshot)
                 for listener in self._change_listeners:
                     listener(changed)
         except Exception:

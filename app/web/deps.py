@@ -7,14 +7,18 @@ from typing import Any
 
 from litestar.di import Provide
 
+from app.db.database import Database
+from app.db.writer import HistoryWriter
 from app.engine_host import EngineHost
+from app.history.recorder import Recorder
 from app.realtime.hub import EventHub
 from app.services.generation import GenerationService
 from app.settings import Settings
 from app.web.openai_requests import IgnoredFields
+from app.web.page_context import PageFrame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Services:
     """The objects that live as long as the application. Each is injected under its field's name."""
 
@@ -22,6 +26,10 @@ class Services:
     host: EngineHost
     hub: EventHub
     generations: GenerationService
+    database: Database
+    writer: HistoryWriter
+    recorder: Recorder
+    frame: PageFrame
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
     model_created: int = field(default_factory=lambda: int(time.time()))
 

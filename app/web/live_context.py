@@ -12,7 +12,8 @@ from app.realtime.hub import EventHub
 from app.web.templating import NO_VALUE, format_count, format_percent
 from engine.config import EngineConfig
 from engine.records import StopReason
-from engine.snapshot import BlockState, EngineSnapshot, SequenceView, Totals
+from engine.snapshot import EngineSnapshot
+from engine.views import BlockState, SequenceView, Totals
 
 MAX_ROWS: Final = 100
 """Rows of running and of waiting requests on the page; the rest is counted."""

@@ -16,10 +16,7 @@ from app.web.live_context import (
     make_panels,
     make_tables,
 )
-from app.web.templating import THEMES, theme_of
-
-_HEADERS = {"Vary": "HX-Request", "Cache-Control": "no-store"}
-"""A page shows one moment; the same address answers a whole page or a part of it."""
+from app.web.page_context import PAGE_HEADERS, PageFrame
 
 
 class PagesController(Controller):
@@ -31,7 +28,7 @@ class PagesController(Controller):
     @get("/", name="home")
     async def home(self) -> Redirect:
         """Send people to the live view."""
-        return Redirect("/live", headers=dict(_HEADERS))
+        return Redirect("/live", headers=dict(PAGE_HEADERS))
 
     @get("/live", name="live")
     async def live(
@@ -39,15 +36,15 @@ class PagesController(Controller):
         request: Request[Any, Any, Any],
         hub: NamedDependency[EventHub],
         host: NamedDependency[EngineHost],
-        settings: NamedDependency[Settings],
+        frame: NamedDependency[PageFrame],
     ) -> Template:
         """Show the engine. Answers while the model loads, and says so."""
-        return _render(
+        return frame.render_page(
+            request,
             "pages/live.html",
+            "/live",
             {
-                "theme": theme_of(request),
-                "themes": THEMES,
-                "model_name": settings.model_name,
+                "has_stream": True,
                 "base_url": str(request.base_url).rstrip("/"),
                 "states": describe_states(),
                 "reasons": describe_reasons(),
@@ -56,6 +53,11 @@ class PagesController(Controller):
                 **describe_engine(host),
             },
         )
+
+    @get("/recording", name="recording")
+    async def recording(self, frame: NamedDependency[PageFrame]) -> Template:
+        """Return the line that says what is not recorded."""
+        return frame.render_part("partials/_recording.html", {"recording": frame.describe_recording()})
 
     @get("/live/panels", name="live-panels")
     async def panels(
@@ -86,4 +88,4 @@ class PagesController(Controller):
 
 
 def _render(template_name: str, context: dict[str, Any]) -> Template:
-    return Template(template_name=template_name, context=context, headers=dict(_HEADERS))
+    return Template(template_name=template_name, context=context, headers=dict(PAGE_HEADERS))

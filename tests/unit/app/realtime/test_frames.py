@@ -41,7 +41,7 @@ from engine.records import (
     StepRecord,
     StopReason,
 )
-from engine.snapshot import BlockState, BlockView
+from engine.views import BlockState, BlockView
 from tests.builders import make_config
 from tests.support.wire import make_ack
 

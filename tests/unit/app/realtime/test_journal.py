@@ -14,7 +14,7 @@ from app.realtime.journal import Journal
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.records import RecordKind, Reset, StepRecord
-from engine.snapshot import BlockView
+from engine.views import BlockView
 from tests.builders import make_core, make_request, random_run, state_from_books
 from tests.support.wire import Picture, packed_cells
 

@@ -16,7 +16,7 @@ from app.web.live_context import (
 from app.web.templating import NO_VALUE
 from engine.core import EngineCore
 from engine.records import StopReason
-from engine.snapshot import BlockState
+from engine.views import BlockState
 from tests.builders import make_core, make_request, random_run
 
 

@@ -1,0 +1,5 @@
+// What every page without a stream of its own needs: the theme button.
+
+import { bindTheme } from "./theme.js";
+
+bindTheme({ button: document.getElementById("theme-button") });
