@@ -173,11 +173,12 @@ class EngineThread:
                 self.heartbeat_s = time.monotonic()
                 if not self._turn(core):
                     break
+            self._end_commands(core)
         except Exception as error:
             logger.exception("The engine thread ended with %s", type(error).__name__)
             self._post(self._events.on_failed, STEP_FAILED)
         finally:
-            self._refuse_commands()
+            self._end_commands(None)
 
     def _load_core(self) -> EngineCore | None:
         started_s = time.monotonic()
@@ -253,15 +254,19 @@ class EngineThread:
             self._drain_is_scheduled = True
         self._post(self._drain_outbox)
 
-    def _refuse_commands(self) -> None:
-        """Answer submissions that came too late for the engine."""
+    def _end_commands(self, core: EngineCore | None) -> None:
+        """Answer submissions that came too late; put on record what ends with the engine."""
         try:
             while True:
                 command = self._commands.get_nowait()
                 if isinstance(command, Submit):
                     self._post(_settle, command.admitted, EngineDeadError("The engine has stopped."))
+                elif isinstance(command, Abort) and core is not None:
+                    core.abort(command.request_id)
         except queue.Empty:
-            return
+            result = core.flush() if core is not None and not core.has_work else None
+        if result is not None:
+            self._emit(result)
 
 
 def _apply(core: EngineCore, command: Command, post: Callable[..., None]) -> None:

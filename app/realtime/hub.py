@@ -129,10 +129,13 @@ class EventHub:
             subscription.owe_hello()
 
     def publish(self, records: list[StepRecord]) -> None:
-        """Take the next records. Waits for nobody and raises nothing that would harm the answers."""
+        """Take the next records, also after `close`: what ends with the server is on record.
+
+        Waits for nobody and raises nothing that would harm the answers.
+        """
         if self.journal is None:
             raise EngineInvariantError("a record came before the hub was opened")
-        if self.ending is not None:
+        if self.has_failed:
             return
         try:
             for record in records:

@@ -17,7 +17,7 @@ from app.engine_thread import (
 )
 from app.errors import InterruptedAnswerError
 from engine.errors import EngineError
-from engine.records import Reset, StepResult
+from engine.records import Finished, Reset, StepResult
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 from tests.support.api import until
@@ -152,6 +152,24 @@ async def test_a_request_that_comes_after_the_end_is_refused() -> None:
     with pytest.raises(EngineError, match="stopped"):
         await admitted
     await stopping
+
+
+async def test_what_is_aborted_because_the_engine_stops_is_on_record() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    async with recorder.run(engine) as thread:
+        engine.runner.gate.clear()
+        await submit(thread, make_request("r", 50))
+        thread.send(Abort("r"))
+        stopping = asyncio.create_task(thread.stop(10))
+        await asyncio.sleep(0)
+        engine.runner.gate.set()
+        await stopping
+        await until(
+            lambda: any(output.finish_reason for result, _ in recorder.results for output in result.outputs)
+        )
+        last = recorder.results[-1][0].record
+        assert [event.reason for event in last.events if isinstance(event, Finished)] == ["abort"]
+        assert last.num_used == 0
 
 
 async def test_broken_books_are_noticed_while_idle_and_the_pool_is_rebuilt(
