@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 from click.exceptions import Exit, NoArgsIsHelpError
 
+from app.commands.history import db, sessions
 from app.commands.load import load
 from app.commands.models import models
 from app.commands.serve import serve
@@ -106,3 +107,5 @@ def main() -> None:
 main.add_command(serve)
 main.add_command(models)
 main.add_command(load)
+main.add_command(sessions)
+main.add_command(db)

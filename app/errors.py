@@ -53,6 +53,14 @@ class HistoryUnavailableError(EngineError):
     """The history cannot be read now; the message says why and what to do."""
 
 
+class NotInHistoryError(EngineError):
+    """What was asked for is not recorded; the message says what is."""
+
+
+class SessionRunningError(EngineError):
+    """What was asked for is only possible once the session has ended."""
+
+
 class ModelNotFoundError(RequestError):
     """The request names a model that is not served."""
 
@@ -85,6 +93,8 @@ _TABLE: tuple[tuple[type[EngineError], int, str, str], ...] = (
     (UnavailableError, 503, SERVER_ERROR, "engine_unavailable"),
     (InterruptedAnswerError, 503, SERVER_ERROR, "interrupted"),
     (EngineDeadError, 503, SERVER_ERROR, "engine_unavailable"),
+    (NotInHistoryError, 404, INVALID_REQUEST, "not_found"),
+    (SessionRunningError, 409, INVALID_REQUEST, "session_running"),
     (HistoryUnavailableError, 503, SERVER_ERROR, "history_unavailable"),
     (ModelError, 500, SERVER_ERROR, "model_error"),
     (ConfigError, 500, SERVER_ERROR, "config_error"),

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,17 +16,38 @@ from app.db.writer import HistoryWriter
 from app.engine_host import EngineHost, HostEvents
 from app.engine_thread import Load
 from app.errors import describe_error, handle_exception
+from app.history.crash_repair import repair_after_crash
+from app.history.metric_log import MetricLog
 from app.history.recorder import Recorder, TextSwitch
+from app.history.request_log import RequestLog
+from app.history.retention import Retention
+from app.history.step_log import StepLog
 from app.realtime.hub import EventHub
+from app.services.chat_answers import Engine
+from app.services.chat_store import ChatStore
+from app.services.chat_trace import ChatTraces
+from app.services.chats import ChatService
 from app.services.generation import GenerationService
+from app.services.loads import LoadService
+from app.services.requests import RequestReader
+from app.services.session_edits import SessionEditor
+from app.services.sessions import SessionReader
 from app.settings import Settings
 from app.version import package_version
+from app.web.chat_pages import ChatController, ChatDesk
 from app.web.deps import Services
 from app.web.engine_api import EngineApiController
 from app.web.health import HealthController
+from app.web.load_pages import LoadPagesController
+from app.web.markdown import MarkdownRenderer
 from app.web.openai_api import MAX_BODY_BYTES, OpenAIController
 from app.web.page_context import PageFrame
 from app.web.pages import PagesController
+from app.web.recording import RecordingController
+from app.web.request_pages import RequestPagesController
+from app.web.requests_api import MetricsApiController, RequestsApiController
+from app.web.session_pages import SessionPagesController
+from app.web.sessions_api import SessionsApiController
 from app.web.streams import engine_socket
 from app.web.templating import make_static_router, make_template_config, render_error_page
 from engine.config import EngineConfig
@@ -46,22 +68,48 @@ class ApplicationPlugin(InitPlugin):
         self.hub = EventHub(session_id=uuid4().hex)
         self.database = Database(settings.data_dir / DATABASE_FILE)
         self.writer = HistoryWriter(self.database)
+        self.retention = Retention(self.database, self.writer, self.hub.session_id, settings.history_size)
         self.recorder = Recorder(
             self.hub.session_id, self.writer, TextSwitch(is_on=settings.record_text == "on")
         )
+        self.writer.add_on_open(partial(repair_after_crash, session_id=self.hub.session_id))
+        self.recorder.add_part(StepLog(self.hub.session_id, self.writer, self.recorder.text))
+        requests = RequestLog(self.hub.session_id, self.writer, self.recorder.text)
+        self.recorder.add_part(requests)
+        self.recorder.add_part(MetricLog(self.hub.session_id, self.writer))
         self.hub.forward_records(self.recorder.on_record)
         self.host = EngineHost(
             load, settings.model_name, HostEvents(self.hub.publish, self._open_hub, self._tell_status)
         )
+        sessions = SessionReader(self.database)
+        generations = GenerationService(self.host, requests)
+        frame = PageFrame(settings, self.host, self.writer, self.recorder)
+        self.chats = self._make_chats(generations)
+        self.loads = LoadService(self.host, generations)
         self._services = Services(
             settings=settings,
             host=self.host,
             hub=self.hub,
-            generations=GenerationService(self.host),
+            generations=generations,
             database=self.database,
             writer=self.writer,
             recorder=self.recorder,
-            frame=PageFrame(settings, self.host, self.writer, self.recorder),
+            frame=frame,
+            loads=self.loads,
+            chat_desk=ChatDesk(self.chats, MarkdownRenderer(), frame),
+            sessions=sessions,
+            requests=RequestReader(self.database, sessions, self.host, self.hub.session_id),
+            session_edits=SessionEditor(sessions, self.writer, self.hub.session_id),
+        )
+
+    def _make_chats(self, generations: GenerationService) -> ChatService:
+        traces = ChatTraces()
+        self.recorder.add_part(traces)
+        return ChatService(
+            Engine(self.host, generations, traces),
+            ChatStore(self.database, self.writer),
+            self.hub.session_id,
+            is_text_kept=lambda: self.recorder.text.is_on,
         )
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
@@ -72,6 +120,14 @@ class ApplicationPlugin(InitPlugin):
                 HealthController,
                 EngineApiController,
                 PagesController,
+                RecordingController,
+                LoadPagesController,
+                ChatController,
+                SessionsApiController,
+                RequestsApiController,
+                MetricsApiController,
+                RequestPagesController,
+                SessionPagesController,
                 engine_socket,
                 make_static_router(),
             ]
@@ -89,13 +145,17 @@ class ApplicationPlugin(InitPlugin):
     async def _run_engine(self, _: Litestar) -> AsyncIterator[None]:
         self.recorder.start(self._settings.model_name, package_version())
         self.writer.start()
+        self.retention.start()
         self.host.start()
         try:
             yield
         finally:
             self.hub.close()
+            await self.loads.close()
             await self.host.stop()
+            await self.chats.stop()
             self.recorder.close()
+            await self.retention.stop()
             await self.writer.stop(HISTORY_TIMEOUT_S)
 
     def _open_hub(self, config: EngineConfig) -> None:

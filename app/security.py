@@ -35,7 +35,8 @@ SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
         ),
     ),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    # Not no-referrer: with it browsers send forms of our own pages with `Origin: null`, which is refused.
+    (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),

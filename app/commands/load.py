@@ -11,18 +11,15 @@ from app.load.client import LoadClient, ServerInfo
 from app.load.files import LoadError
 from app.load.prompts import read_prompts
 from app.load.runner import LoadRun, report_progress
+from app.load.sources import SHIPPED_PROMPTS, SHIPPED_TRACES, Conversations, WorkloadOptions, make_workload
 from app.load.stats import LoadStats, progress_text, start_text, summary_lines
-from app.load.traces import Trace, TraceFormat, read_trace
-from app.load.workload import TraceOptions, Workload, prompt_workload, trace_workload
+from app.load.traces import Trace, read_trace
+from app.load.workload import Workload
 from app.resources import data_file
 
-_SHIPPED = {
-    "--trace": {"azure-conv": "azure-conv.csv", "mooncake": "mooncake.jsonl"},
-    "--prompts": {"mt-bench": "mt-bench.jsonl"},
-}
+_SHIPPED = {"--trace": SHIPPED_TRACES, "--prompts": SHIPPED_PROMPTS}
 """Files of each option by name."""
 
-_DEFAULT_SCALE = {TraceFormat.AZURE: 1.0, TraceFormat.MOONCAKE: 32.0}
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
 
@@ -130,7 +127,7 @@ def load(**options: object) -> None:
         raise click.exceptions.Exit(_EXIT_FAILED)
 
 
-def _read_input(settings: LoadSettings) -> Trace | list[tuple[str, ...]]:
+def _read_input(settings: LoadSettings) -> Trace | Conversations:
     if settings.trace is not None:
         return read_trace(_find_file("--trace", settings.trace), settings.rows)
     return read_prompts(_find_file("--prompts", settings.prompts or ""), settings.rows)
@@ -154,7 +151,7 @@ def _find_file(option: str, name: str) -> Path:
     raise LoadError(f"There is no file {name!r}; shipped are: {', '.join(shipped)}.")
 
 
-async def _run(settings: LoadSettings, source: Trace | list[tuple[str, ...]]) -> LoadStats:
+async def _run(settings: LoadSettings, source: Trace | Conversations) -> LoadStats:
     async with LoadClient(settings.url, concurrency=settings.concurrency, api_key=settings.api_key) as client:
         info = await client.server_info(settings.model)
         workload = _make_workload(settings, source, info)
@@ -171,23 +168,15 @@ async def _run(settings: LoadSettings, source: Trace | list[tuple[str, ...]]) ->
             line.close()
 
 
-def _make_workload(
-    settings: LoadSettings, source: Trace | list[tuple[str, ...]], info: ServerInfo
-) -> Workload:
-    if not isinstance(source, Trace):
-        return prompt_workload(source, info.model, settings.max_tokens)
-    if info.max_model_len is None or info.vocab_size is None:
-        raise LoadError(
-            "The server does not tell max_model_len and vocab_size, which synthetic prompts need; "
-            "use --prompts, or a Pageglass server."
-        )
-    options = TraceOptions(
+def _make_workload(settings: LoadSettings, source: Trace | Conversations, info: ServerInfo) -> Workload:
+    options = WorkloadOptions(
         model=info.model,
         max_model_len=info.max_model_len,
         vocab_size=info.vocab_size,
-        scale=settings.scale or _DEFAULT_SCALE[source.format],
+        scale=settings.scale,
         speed=settings.speed,
+        max_tokens=settings.max_tokens,
         seed=settings.seed,
         ignore_eos=settings.ignore_eos,
     )
-    return trace_workload(source, options)
+    return make_workload(source, options)

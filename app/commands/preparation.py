@@ -100,6 +100,20 @@ def lock_data_dir(data_dir: Path) -> Iterator[None]:
         yield
 
 
+def is_in_use(data_dir: Path) -> bool:
+    """Whether a server runs that keeps its data in this folder."""
+    try:
+        lock = (data_dir / LOCK_FILE).open(encoding="ascii")
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @contextmanager
 def bind_sockets(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Bind every address that `host` means; port 0 takes one free port for all of them."""

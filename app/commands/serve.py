@@ -1,21 +1,17 @@
 """`pageglass serve`: check everything that can be checked at once, then serve."""
 
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
+from app.commands.options import Command, setting_option, source_of
 from app.commands.preparation import bind_sockets, check_sizes, lock_data_dir, show_url
 from app.commands.server import run_server
 from app.model_store import explain_damage, resolve_model
-from app.settings import SETTINGS, Setting, Settings, check_environment, make_settings
+from app.settings import SETTINGS, Settings, check_environment, make_settings
 from app.telemetry import configure_logging
 from engine.model.check import open_model
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 
 HELP = """Serve a model: the OpenAI API, and a live view of its KV blocks at the printed address.
 
@@ -31,40 +27,10 @@ most --shutdown-timeout seconds; a second Ctrl-C ends it at once.
 """
 
 
-def _make_reader(setting: Setting) -> Callable[[str], Any]:
-    """Return what reads one setting from text, on the command line and in the environment."""
-
-    def read(text: str) -> Any:
-        return setting.parse(text, _source_of(setting, click.get_current_context()))
-
-    return read
-
-
-def _source_of(setting: Setting, ctx: click.Context) -> str:
-    """Return the flag or the variable that the value of a setting comes from."""
-    is_variable = ctx.get_parameter_source(setting.name) is ParameterSource.ENVIRONMENT
-    return setting.variable if is_variable else setting.flag
-
-
-def _describe(setting: Setting) -> str:
-    allowed = f" One of: {setting.shown_range}." if setting.option.choices else ""
-    return f"{setting.option.help}{allowed}  [default: {setting.shown_default}]"
-
-
 def setting_options(command: Command) -> Command:
     """Give a command one option for each setting, in the order of the table."""
     for setting in reversed(SETTINGS):
-        option = click.option(
-            setting.flag,
-            setting.name,
-            type=_make_reader(setting),
-            metavar=setting.option.metavar.upper(),
-            multiple=setting.is_list,
-            envvar=setting.variable,
-            show_envvar=True,
-            help=_describe(setting),
-        )
-        command = option(command)
+        command = setting_option(setting)(command)
     return command
 
 
@@ -75,7 +41,7 @@ def serve(**values: Any) -> None:
     check_environment(os.environ)
     ctx = click.get_current_context()
     given = {name: value for name, value in values.items() if value not in (None, ())}
-    settings = make_settings(given, {setting.name: _source_of(setting, ctx) for setting in SETTINGS})
+    settings = make_settings(given, {setting.name: source_of(setting, ctx) for setting in SETTINGS})
     model_path = resolve_model(settings.model)
     with explain_damage(model_path):
         files = open_model(model_path)

@@ -136,8 +136,10 @@ class RequestTextRow(Base):
 
 
 class RequestEventRow(Base):
-    """One moment in a request's life: arrived, admitted, first_token, preempted, resumed, finished,
-    rejected, reset. `seq` counts per session; `detail` is JSON.
+    """One moment in a request's life.
+
+    `kind`: arrived, admitted, first_token, preempted, resumed, recomputed (the first token after that),
+    finished, rejected, reset. `seq` counts per session; `detail` is JSON.
     """
 
     __tablename__ = "request_events"
@@ -174,7 +176,8 @@ class MessageRow(Base):
     """One turn, or one variant of an answer. `position` counts turns from 0, `variant` answers from 0.
 
     `status`: complete, streaming, stopped, failed, interrupted. `stats` is JSON: what is shown under an
-    answer. `is_left_out`: an old turn that is no longer sent to the model.
+    answer. `is_left_out`: a turn that is not sent to the model. `is_chosen`: of several variants the one
+    that is shown and sent.
     """
 
     __tablename__ = "messages"
@@ -191,7 +194,8 @@ class MessageRow(Base):
     request_id: Mapped[str | None]
     session_id: Mapped[str | None]
     stats: Mapped[str]
-    is_left_out: Mapped[bool]
+    is_left_out: Mapped[bool] = mapped_column(default=False)
+    is_chosen: Mapped[bool] = mapped_column(default=True)
 
     __table_args__ = (Index(None, "conversation_id", "position", "variant", unique=True),)
 

@@ -1,21 +1,25 @@
 """The one writer of the history database: a bounded queue, emptied in one transaction every moment.
 
 Nobody waits for it. Where the file cannot be written, what is queued stays queued and is tried again; what
-no longer fits is given up, counted, and shown (`HistoryStatus`).
+no longer fits is given up, counted, and shown (`HistoryStatus`). A transaction that the database refuses is
+given up alone: what was to be written with it is written.
 """
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
 from sqlalchemy import Executable
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from app.db.database import Database, describe_database_error
+from app.db.database import Database
+from app.db.faults import FileFaultError
 from app.errors import HistoryUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -23,19 +27,31 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 0.05
 """What comes together within so long is written together."""
 
-MAX_QUEUED_WRITES = 16_384
+MAX_QUEUED_PUTS = 16_384
 MAX_QUEUED_BYTES = 32 * 2**20
-MAX_BATCH_WRITES = 2_048
+MAX_BATCH_PUTS = 2_048
 RETRY_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses before the file is tried again; the last one repeats."""
+
+CHECK_FILE_S = 1.0
+"""How often to look whether the file is still there."""
+
+_ROW_BYTES = 256
+"""What a row takes in memory beside its texts and blobs."""
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Write:
-    """One statement with its rows. `num_steps` step records are lost if it is; `on_lost` is told then."""
+    """One statement with its rows, which all have the same keys.
+
+    `num_steps` step records are lost if it is; `on_lost` is told then, on the event loop. `num_bytes` is
+    what it holds in memory, 0: to be counted.
+    """
 
     statement: Executable
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Rows = ()
     num_bytes: int = 0
     num_steps: int = 0
     on_lost: Callable[[], None] | None = None
@@ -55,6 +71,17 @@ class HistoryStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_queued: int = 0
 
 
+OnOpen = Callable[[Database], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class _Put:
+    """What is written in one transaction."""
+
+    writes: tuple[Write, ...]
+    num_bytes: int
+
+
 class HistoryWriter:
     """Lives on the event loop; `put` is all that others need."""
 
@@ -62,15 +89,22 @@ class HistoryWriter:
         """Begin to collect at once; `start` begins to write."""
         self._database = database
         self._flush_s = flush_s
-        self._queue: deque[tuple[Write, ...]] = deque()
+        self._queue: deque[_Put] = deque()
         self._num_bytes = 0
+        self._num_put = 0
+        self._num_settled = 0
+        self._num_alone = 0  # so many of the queue's first are written one by one
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # numbers of puts, ascending
         self._state = "opening"
         self._reason = ""
         self._num_lost_steps = 0
         self._num_lost_writes = 0
+        self._has_told_overflow = False
+        self._has_told_refusal = False
+        self._num_failures = 0
+        self._checked_s = 0.0
+        self._on_open: list[OnOpen] = []
         self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        self._settled.set()
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -85,22 +119,39 @@ class HistoryWriter:
             num_queued=len(self._queue),
         )
 
+    def add_on_open(self, function: OnOpen) -> None:
+        """Have `function` called once the file is open, before anything is written. Call before `start`.
+
+        It may use `Database.write`, since the writer waits for it. It is called again if the file cannot be
+        written just then; anything else that it raises is logged.
+        """
+        self._on_open.append(function)
+
     def put(self, *writes: Write) -> bool:
         """Queue statements for one transaction; False if there was no room and they are lost."""
-        num_bytes = sum(write.num_bytes for write in writes)
-        is_full = len(self._queue) >= MAX_QUEUED_WRITES or self._num_bytes + num_bytes > MAX_QUEUED_BYTES
-        if is_full or self._state == "off":
+        num_bytes = sum(write.num_bytes or _measure(write) for write in writes)
+        if self._state == "off":
             self._lose(writes)
             return False
-        self._queue.append(writes)
+        if len(self._queue) >= MAX_QUEUED_PUTS or self._num_bytes + num_bytes > MAX_QUEUED_BYTES:
+            if not self._has_told_overflow:
+                logger.error("The queue of the history is full; steps and rows are lost until it is not.")
+                self._has_told_overflow = True
+            self._lose(writes)
+            return False
+        self._queue.append(_Put(writes, num_bytes))
         self._num_bytes += num_bytes
-        self._settled.clear()
+        self._num_put += 1
         self._wake.set()
         return True
 
     async def settle(self) -> None:
-        """Wait until all that was put before is written or given up."""
-        await self._settled.wait()
+        """Wait until all that was put before is written or given up. May be called on another loop."""
+        number = self._num_put
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((number, waiter))
+        if self._num_settled < number:  # after it was added: nobody is forgotten
+            await waiter
 
     def start(self) -> None:
         """Open the file and write, in the background."""
@@ -111,75 +162,166 @@ class HistoryWriter:
         self._is_stopping = True
         self._wake.set()
         if self._task is not None:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    await self._settled.wait()
-            except TimeoutError:
-                logger.error("The history is not complete: %d writes could not be made", len(self._queue))
+                    await self.settle()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._queue:
+            num_rows = sum(_count_rows(put.writes) for put in self._queue)
+            logger.error("The history is not complete: %d rows could not be written", num_rows)
+            self._drop(len(self._queue), is_lost=True)
         await self._database.close()
-
-    def _lose(self, writes: Sequence[Write]) -> None:
-        for write in writes:
-            self._num_lost_writes += max(1, len(write.rows))
-            self._num_lost_steps += write.num_steps
-            if write.on_lost is not None:
-                write.on_lost()
 
     async def _run(self) -> None:
         try:
-            await self._database.open()
-        except HistoryUnavailableError as error:
-            self._give_up(str(error))
-            return
-        self._state = "recording"
-        failures = 0
+            if await self._open():
+                while True:
+                    await self._wake.wait()
+                    await self._pause()
+                    await self._write_some()
+        except Exception:
+            logger.exception("The history's writer has failed")
+            await self._give_up("The writing of the history has failed; the log says why.")
+
+    async def _open(self) -> bool:
+        """Open the file, trying again for as long as that may help; False if the history stays off."""
         while True:
-            await self._wake.wait()
-            if not self._is_stopping:
-                await asyncio.sleep(self._flush_s if not failures else RETRY_S[min(failures, 4) - 1])
-            failures = 0 if await self._write_batch() else failures + 1
+            try:
+                await self._database.open()
+                await self._put_in_order()
+            except HistoryUnavailableError as error:
+                if not isinstance(error, FileFaultError) or error.is_final:
+                    await self._give_up(str(error))
+                    return False
+                await self._database.close(str(error))
+                self._fail(str(error))
+                await self._pause()
+            else:
+                self._recover()
+                return True
 
-    async def _write_batch(self) -> bool:
-        batch = [self._queue[index] for index in range(min(len(self._queue), MAX_BATCH_WRITES))]
+    async def _put_in_order(self) -> None:
+        for function in self._on_open:
+            try:
+                await function(self._database)
+            except HistoryUnavailableError:
+                raise
+            except Exception:
+                logger.exception("The history could not be put in order")
+
+    async def _pause(self) -> None:
+        """Let more come together; after failures, give the file time."""
+        if self._num_failures:
+            await asyncio.sleep(RETRY_S[min(self._num_failures, len(RETRY_S)) - 1])
+        elif not self._is_stopping and not self._num_alone:
+            await asyncio.sleep(self._flush_s)
+
+    async def _write_some(self) -> None:
+        num_puts = 1 if self._num_alone else min(len(self._queue), MAX_BATCH_PUTS)
+        batch = list(islice(self._queue, num_puts))
         try:
+            await self._check_file()
             async with self._database.write() as connection:
-                for writes in batch:
-                    for write in writes:
-                        await connection.execute(write.statement, list(write.rows) or None)
-        except OperationalError as error:
-            self._fail(describe_database_error(self._database.path, error))
-            return False
-        except SQLAlchemyError:
-            logger.exception("History rows were refused")
-            self._drop(batch, is_lost=True)
-            return True
-        self._drop(batch, is_lost=False)
-        self._recover()
-        return True
+                for statement, rows in _merge(batch):
+                    await connection.execute(statement, rows or None)
+        except HistoryUnavailableError as error:
+            if isinstance(error, FileFaultError) and error.is_final:
+                await self._give_up(str(error))
+            else:
+                self._fail(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a driver makes of values that do not fit
+            self._refuse(batch, error)
+        else:
+            self._drop(num_puts, is_lost=False)
+            self._recover()
 
-    def _drop(self, batch: Sequence[tuple[Write, ...]], *, is_lost: bool) -> None:
-        for writes in batch:
-            self._queue.popleft()
-            self._num_bytes -= sum(write.num_bytes for write in writes)
+    async def _check_file(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._checked_s > CHECK_FILE_S:
+            self._checked_s = now_s
+            await asyncio.to_thread(self._database.check_file)
+
+    def _refuse(self, batch: Sequence[_Put], error: Exception) -> None:
+        """Find the transaction that is refused by writing each alone, and give it up."""
+        if len(batch) > 1:
+            self._num_alone = len(batch)
+            return
+        if not self._has_told_refusal:
+            self._has_told_refusal = True
+            logger.error(
+                "Rows of the history were refused and are lost; others will be counted", exc_info=error
+            )
+        self._drop(1, is_lost=True)
+
+    def _drop(self, num_puts: int, *, is_lost: bool) -> None:
+        for _ in range(num_puts):
+            put = self._queue.popleft()
+            self._num_bytes -= put.num_bytes
             if is_lost:
-                self._lose(writes)
+                self._lose(put.writes)
+        self._num_settled += num_puts
+        self._num_alone = max(0, self._num_alone - num_puts)
         if not self._queue:
-            self._settled.set()
             self._wake.clear()
+        while self._waiters and self._waiters[0][0] <= self._num_settled:
+            _, waiter = self._waiters.popleft()
+            with suppress(RuntimeError):  # its loop has ended
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+
+    def _lose(self, writes: Sequence[Write]) -> None:
+        self._num_lost_writes += _count_rows(writes)
+        for write in writes:
+            self._num_lost_steps += write.num_steps
+            if write.on_lost is not None:
+                write.on_lost()
 
     def _fail(self, reason: str) -> None:
         if self._state != "failing":
             logger.error("%s The engine goes on; the history waits.", reason)
         self._state, self._reason = "failing", reason
+        self._num_failures += 1
 
     def _recover(self) -> None:
         if self._state == "failing":
             logger.warning("The history is written again")
         self._state, self._reason = "recording", ""
+        self._num_failures = 0
+        self._has_told_overflow = False
 
-    def _give_up(self, reason: str) -> None:
-        logger.error("%s Nothing is recorded in this run.", reason)
+    async def _give_up(self, reason: str) -> None:
+        logger.error("%s Nothing more is recorded in this run; the engine goes on.", reason)
         self._state, self._reason = "off", reason
-        self._drop(list(self._queue), is_lost=True)
+        self._drop(len(self._queue), is_lost=True)
+        await self._database.close(reason)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _count_rows(writes: Sequence[Write]) -> int:
+    return sum(max(1, len(write.rows)) for write in writes)
+
+
+def _measure(write: Write) -> int:
+    """Return about how much memory a write takes."""
+    texts = (len(value) for row in write.rows for value in row.values() if isinstance(value, (str, bytes)))
+    return _ROW_BYTES * max(1, len(write.rows)) + sum(texts)
+
+
+def _merge(batch: Sequence[_Put]) -> Iterator[tuple[Executable, list[Mapping[str, Any]]]]:
+    """Yield statements in order, those that follow each other with the same columns as one."""
+    statement: Executable | None = None
+    rows: list[Mapping[str, Any]] = []
+    for write in (write for put in batch for write in put.writes):
+        is_same = write.statement is statement and rows and write.rows
+        if is_same and write.rows[0].keys() == rows[0].keys():
+            rows.extend(write.rows)
+            continue
+        if statement is not None:
+            yield statement, rows
+        statement, rows = write.statement, list(write.rows)
+    if statement is not None:
+        yield statement, rows

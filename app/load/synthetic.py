@@ -41,12 +41,13 @@ class TokenSource:
         """Return the token ids of a row; `index` tells rows without hash ids apart."""
         num_tokens = self.num_prompt_tokens(row)
         if not row.hash_ids:
-            return self._draw(f"row {index}", num_tokens)
+            return self.draw(f"row {index}", num_tokens)
         tokens: list[int] = []
         for hash_id in row.hash_ids:
-            tokens += self._draw(f"hash {hash_id}", self._tokens_per_hash_id)
+            tokens += self.draw(f"hash {hash_id}", self._tokens_per_hash_id)
         return tokens[:num_tokens]
 
-    def _draw(self, name: str, num_tokens: int) -> list[int]:
+    def draw(self, name: str, num_tokens: int) -> list[int]:
+        """Return ids that depend on nothing but the seed and the name."""
         generator = random.Random(f"{self._seed} {name}")  # noqa: S311 - filler text, not a secret
         return generator.choices(self._ids, k=num_tokens)

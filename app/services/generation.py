@@ -10,6 +10,7 @@ import msgspec
 
 from app.engine_host import EngineHost
 from app.errors import InterruptedAnswerError
+from app.history.request_info import KIND_API, NoRequestSink, RequestInfo, RequestOutput, RequestSink
 from app.request_stream import RequestStream, StreamFailure
 from app.services.stop_strings import StopMatcher
 from app.services.workers import DeadlineError, Workers, WorkersLostError
@@ -42,7 +43,8 @@ class GenerationSpec:
     """A validated API request.
 
     Either `messages` (a chat, one prompt) or `prompts` (texts or token ids) is given. Every prompt gets
-    `num_choices` answers; answer j of prompt i has choice index i * num_choices + j.
+    `num_choices` answers; answer j of prompt i has choice index i * num_choices + j. `kind` (one of
+    `request_info.KINDS`) and `conversation_id` are for the history alone.
     """
 
     request_id: str
@@ -50,6 +52,8 @@ class GenerationSpec:
     num_choices: int = 1
     messages: list[dict[str, str]] | None = None
     prompts: list[str | list[int]] | None = None
+    kind: str = KIND_API
+    conversation_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,17 @@ class _Choice:
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
+        self._pieces: list[str] = []
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(stops)
 
     @property
     def has_ended(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
 
     def push(self, output: TokenOutput) -> ChoiceDelta:
         """Take one step's token; return the text that may be sent, and how the choice ends if it does."""
@@ -101,6 +110,7 @@ class _Choice:
         elif output.finish_reason is not None:
             text += self._matcher.finish()
             self.finish_reason = str(output.finish_reason)
+        self._pieces.append(text)
         return ChoiceDelta(output.choice_index, text, self.finish_reason)
 
 
@@ -108,11 +118,18 @@ class Generation:
     """A request that the engine has taken. Whoever holds it must `close` it, on every way out."""
 
     def __init__(
-        self, host: EngineHost, stream: RequestStream, choices: list[_Choice], prompt_lengths: list[int]
+        self,
+        host: EngineHost,
+        sink: RequestSink,
+        stream: RequestStream,
+        choices: list[_Choice],
+        prompt_lengths: list[int],
     ) -> None:
         """Made by `GenerationService.start`."""
         self.request_id = stream.request_id
         self._host = host
+        self._sink = sink
+        self._is_closed = False
         self._stream = stream
         self._choices = choices
         self._prompt_lengths = prompt_lengths
@@ -146,6 +163,9 @@ class Generation:
         """End the request if it still runs and free what it holds. Safe to repeat, never waits."""
         self._host.release(self.request_id)
         self._stream.fail(StreamFailure(CLIENT_GONE, "The client has left."))
+        if not self._is_closed:
+            self._is_closed = True
+            self._sink.add_output(self._describe_output())
 
     def make_usage(self) -> Usage:
         """Return the token counts so far."""
@@ -154,6 +174,14 @@ class Generation:
             prompt_tokens=sum(self._prompt_lengths),
             completion_tokens=sum(choice.num_tokens for choice in self._choices),
             cached_tokens=sum(choice.num_cached_tokens for choice in self._choices[::choices_per_prompt]),
+        )
+
+    def _describe_output(self) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request_id,
+            texts=[choice.text for choice in self._choices],
+            num_tokens=[choice.num_tokens for choice in self._choices],
+            finish_reasons=[choice.finish_reason for choice in self._choices],
         )
 
     def _push(self, output: TokenOutput, deltas: list[ChoiceDelta]) -> None:
@@ -176,9 +204,10 @@ class GenerationService:
     model's files, and one that never ends must not take completions with it.
     """
 
-    def __init__(self, host: EngineHost) -> None:
-        """Serve from `host`."""
+    def __init__(self, host: EngineHost, sink: RequestSink | None = None) -> None:
+        """Serve from `host`; `sink` is told of every request that reaches the engine."""
         self._host = host
+        self._sink = sink or NoRequestSink()
         self._text_workers = Workers(
             "pageglass-text", num_workers=NUM_TEXT_WORKERS, max_waiting=MAX_WAITING_CALLS
         )
@@ -189,6 +218,21 @@ class GenerationService:
     async def call_text_worker(self, function: Callable[[], T]) -> T:
         """Return what `function` returns, called off the event loop; raises `QueueFullError`."""
         return await self._text_workers.run(function)
+
+    async def count_chat_tokens(self, messages: list[dict[str, str]]) -> int:
+        """Return how many tokens a chat has as a prompt; for one that can never fit, at least how many.
+
+        Raises `RequestError`, `QueueFullError`, `UnavailableError`.
+        """
+        self._host.check_available()
+        tokenizer, config = self._host.tokenizer, self._host.config
+        assert tokenizer is not None, "an available engine has a tokenizer"  # noqa: S101
+        assert config is not None, "and a configuration"  # noqa: S101
+        pieces = await self._render(tokenizer, messages)
+        least = -(-sum(map(len, pieces)) // tokenizer.max_token_chars)
+        if least > config.max_model_len:
+            return least
+        return len(await self._text_workers.run(partial(tokenizer.encode_rendered, pieces)))
 
     async def start(self, spec: GenerationSpec) -> Generation:
         """Tokenise (off the event loop) and submit; returns when the engine has taken the request.
@@ -213,14 +257,16 @@ class GenerationService:
             for index, prompt in enumerate(prompts)
             for choice in range(spec.num_choices)
         ]
+        self._sink.describe(_describe_request(spec, sampling_params, len(prompts)))
         try:
             stream = await self._host.submit(requests)
-        except RequestError as error:
-            if spec.messages is not None and error.param == "prompt":
+        except BaseException as error:  # the client's leaving included: nobody would withdraw it later
+            self._sink.withdraw(spec.request_id)
+            if isinstance(error, RequestError) and spec.messages is not None and error.param == "prompt":
                 error.param = "messages"
             raise
         choices = [_Choice(tokenizer.make_detokenizer(), sampling_params.stop) for _ in requests]
-        return Generation(self._host, stream, choices, [len(prompt) for prompt in prompts])
+        return Generation(self._host, self._sink, stream, choices, [len(prompt) for prompt in prompts])
 
     async def _tokenise(self, tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
         """Return the ids of all prompts; texts that can never fit are refused before any work on them."""
@@ -261,6 +307,19 @@ class GenerationService:
         max_model_len = self._host.config.max_model_len
         if num_tokens > max_model_len:
             raise make_context_length_error(f"{prefix}{num_tokens}", max_model_len, param=param)
+
+
+def _describe_request(spec: GenerationSpec, sampling_params: SamplingParams, num_prompts: int) -> RequestInfo:
+    return RequestInfo(
+        request_id=spec.request_id,
+        kind=spec.kind,
+        conversation_id=spec.conversation_id,
+        sampling_params=sampling_params,
+        num_choices=spec.num_choices,
+        num_prompts=num_prompts,
+        messages=spec.messages,
+        prompts=spec.prompts,
+    )
 
 
 def _encode_prompts(tokenizer: "Tokenizer", prompts: list[str | list[int]]) -> list[list[int]]:

@@ -13,7 +13,12 @@ from app.engine_host import EngineHost
 from app.history.recorder import Recorder
 from app.realtime.hub import EventHub
 from app.services.generation import GenerationService
+from app.services.loads import LoadService
+from app.services.requests import RequestReader
+from app.services.session_edits import SessionEditor
+from app.services.sessions import SessionReader
 from app.settings import Settings
+from app.web.chat_pages import ChatDesk
 from app.web.openai_requests import IgnoredFields
 from app.web.page_context import PageFrame
 
@@ -30,6 +35,11 @@ class Services:
     writer: HistoryWriter
     recorder: Recorder
     frame: PageFrame
+    loads: LoadService
+    chat_desk: ChatDesk
+    sessions: SessionReader
+    requests: RequestReader
+    session_edits: SessionEditor
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields)
     model_created: int = field(default_factory=lambda: int(time.time()))
 

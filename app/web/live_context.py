@@ -1,4 +1,4 @@
-"""What the live page's templates show, taken from the hub's snapshot. Plain data, no markup."""
+"""What the templates of the engine view show, live or recorded, from a snapshot. Plain data, no markup."""
 
 import time
 from collections import Counter
@@ -8,7 +8,6 @@ from typing import Any, Final
 import msgspec
 
 from app.engine_host import EngineHost
-from app.realtime.hub import EventHub
 from app.web.templating import NO_VALUE, format_count, format_percent
 from engine.config import EngineConfig
 from engine.records import StopReason
@@ -21,6 +20,8 @@ MAX_ROWS: Final = 100
 BAR_UNITS: Final = 1000
 SHORT_ID_CHARS: Final = 8
 _NS_PER_S: Final = 1e9
+_NS_PER_MS: Final = 1_000_000
+_MS_PER_S: Final = 1000
 _S_PER_MIN: Final = 60
 _S_PER_H: Final = 3600
 
@@ -93,6 +94,8 @@ class Panels(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the refreshed panels show."""
 
     is_open: bool
+    is_recorded: bool
+    """Whether this is a step of a recorded session rather than now."""
     num_watching: int
     """Pages that are connected now."""
     step: int
@@ -110,6 +113,9 @@ class Panels(msgspec.Struct, frozen=True, kw_only=True):
     hit_detail: str
     totals: list[tuple[str, str]]
     last_activity: str
+    time_text: str
+    """Time of the newest step's start, to the millisecond; empty before the first."""
+    day_text: str
 
 
 def describe_states() -> list[Named]:
@@ -122,37 +128,52 @@ def describe_reasons() -> list[Named]:
     return [Named(reason, reason.name.lower(), REASON_WORDS[reason]) for reason in StopReason]
 
 
-def make_panels(hub: EventHub, now_ns: int | None = None) -> Panels:
-    """Describe the engine as of the newest record; an empty picture while the model loads."""
-    is_open = hub.snapshot is not None
-    snapshot = hub.snapshot or EngineSnapshot(EngineConfig(num_blocks=1))
-    now_ns = now_ns or time.time_ns()
+def make_panels(
+    snapshot: EngineSnapshot | None, *, num_watching: int = 0, now_ns: int | None = None
+) -> Panels:
+    """Describe the live engine as of its newest record; an empty picture while the model loads (None)."""
+    is_open = snapshot is not None
+    snapshot = snapshot or EngineSnapshot(EngineConfig(num_blocks=1))
+    panels = _describe(snapshot, now_ns or time.time_ns())
+    if is_open:
+        return msgspec.structs.replace(panels, num_watching=num_watching)
+    return msgspec.structs.replace(panels, is_open=False, used_text=NO_VALUE, num_blocks=0, num_free=0)
+
+
+def make_recorded_panels(snapshot: EngineSnapshot) -> Panels:
+    """Describe the engine as it was after a recorded step; it was then that requests had been waiting."""
+    return msgspec.structs.replace(_describe(snapshot, snapshot.t_ns), is_recorded=True)
+
+
+def _describe(snapshot: EngineSnapshot, now_ns: int) -> Panels:
     config, totals = snapshot.config, snapshot.totals
     running, waiting = snapshot.running, snapshot.waiting
     return Panels(
-        is_open=is_open,
-        num_watching=hub.num_clients,
+        is_open=True,
+        is_recorded=False,
+        num_watching=0,
         step=snapshot.step,
         num_running=len(running),
         num_waiting=len(waiting),
         max_num_seqs=config.max_num_seqs,
         running=[_running_row(view) for view in running[:MAX_ROWS]],
         waiting=[_waiting_row(view, now_ns) for view in waiting[:MAX_ROWS]],
-        used_text=format_percent(snapshot.num_used, config.num_blocks) if is_open else NO_VALUE,
-        num_blocks=config.num_blocks if is_open else 0,
-        num_free=snapshot.num_free if is_open else 0,
+        used_text=format_percent(snapshot.num_used, config.num_blocks),
+        num_blocks=config.num_blocks,
+        num_free=snapshot.num_free,
         num_cached=snapshot.num_cached,
         num_used=snapshot.num_used,
         hit_text=format_percent(totals.num_hit_tokens, totals.num_lookup_tokens),
         hit_detail=_describe_hits(totals),
         totals=[(name, format_count(value)) for name, value, is_shown in _count_events(totals) if is_shown],
         last_activity=_clock_time(snapshot.t_ns) if snapshot.t_ns else "",
+        time_text=_exact_time(snapshot.t_ns) if snapshot.t_ns else "",
+        day_text=_utc(snapshot.t_ns, "%Y-%m-%d UTC") if snapshot.t_ns else "",
     )
 
 
-def make_tables(hub: EventHub) -> dict[str, Any]:
+def make_tables(snapshot: EngineSnapshot | None) -> dict[str, Any]:
     """Return the grid as tables: blocks by state and blocks by request."""
-    snapshot = hub.snapshot
     if snapshot is None:
         return {"by_state": [], "by_request": [], "num_blocks": 0}
     counts = _count_states(snapshot)
@@ -286,4 +307,12 @@ def format_age(seconds: float) -> str:
 
 
 def _clock_time(t_ns: int) -> str:
-    return time.strftime("%H:%M:%S UTC", time.gmtime(t_ns / _NS_PER_S))
+    return _utc(t_ns, "%H:%M:%S UTC")
+
+
+def _exact_time(t_ns: int) -> str:
+    return f"{_utc(t_ns, '%H:%M:%S')}.{t_ns // _NS_PER_MS % _MS_PER_S:03d}"
+
+
+def _utc(t_ns: int, pattern: str) -> str:
+    return time.strftime(pattern, time.gmtime(t_ns // int(_NS_PER_S)))

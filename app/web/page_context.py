@@ -21,6 +21,8 @@ NAV: Final = (
     ("Load", "/load"),
 )
 
+HOME: Final = "/live"
+
 PAGE_HEADERS: Final = {"Vary": "HX-Request", "Cache-Control": "no-store"}
 """A page shows one moment; the same address may answer a whole page or a part of it."""
 
@@ -32,12 +34,18 @@ class RecordingView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     num_lost_steps: int
     num_lost_writes: int
+    num_queued: int
     is_text_on: bool
 
     @property
     def num_lost(self) -> int:
         """All losses."""
         return self.num_lost_steps + self.num_lost_writes
+
+    @property
+    def is_well(self) -> bool:
+        """Whether everything is recorded that is to be."""
+        return self.state not in {"failing", "off"} and not self.num_lost
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class PageFrame:
             "model_name": self.settings.model_name,
             "engine_status": str(self.host.status),
             "recording": self.describe_recording(),
+            "here": _describe_address(request),
         }
         return self.render_part(name, {**frame, **context})
 
@@ -80,5 +89,11 @@ class PageFrame:
             reason=reason,
             num_lost_steps=status.num_lost_steps,
             num_lost_writes=status.num_lost_writes,
+            num_queued=status.num_queued,
             is_text_on=self.recorder.text.is_on,
         )
+
+
+def _describe_address(request: Request[Any, Any, Any]) -> str:
+    """Return path and query of the page, for forms that lead back to it."""
+    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path

@@ -45,19 +45,16 @@ class PagesController(Controller):
             "/live",
             {
                 "has_stream": True,
+                "parts_path": "/live",
+                "session_id": hub.session_id,
                 "base_url": str(request.base_url).rstrip("/"),
                 "states": describe_states(),
                 "reasons": describe_reasons(),
-                "panels": make_panels(hub),
-                "tables": make_tables(hub),
+                "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
+                "tables": make_tables(hub.snapshot),
                 **describe_engine(host),
             },
         )
-
-    @get("/recording", name="recording")
-    async def recording(self, frame: NamedDependency[PageFrame]) -> Template:
-        """Return the line that says what is not recorded."""
-        return frame.render_part("partials/_recording.html", {"recording": frame.describe_recording()})
 
     @get("/live/panels", name="live-panels")
     async def panels(
@@ -70,7 +67,7 @@ class PagesController(Controller):
         return _render(
             "partials/_panels.html",
             {
-                "panels": make_panels(hub),
+                "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
                 "model_name": settings.model_name,
                 "base_url": str(request.base_url).rstrip("/"),
             },
@@ -79,7 +76,7 @@ class PagesController(Controller):
     @get("/live/tables", name="live-tables")
     async def tables(self, hub: NamedDependency[EventHub]) -> Template:
         """Return the grid as tables."""
-        return _render("partials/_tables.html", {"tables": make_tables(hub)})
+        return _render("partials/_tables.html", {"tables": make_tables(hub.snapshot)})
 
     @get("/live/status", name="live-status")
     async def status(self, host: NamedDependency[EngineHost]) -> Template:

@@ -22,6 +22,7 @@ from litestar.types import PathType
 from litestar.types.file_types import FileInfo
 
 from app.resources import resource_dir
+from app.web.moments import to_rfc3339, to_words
 
 CACHE_SECONDS: Final = 365 * 24 * 3600
 HASH_CHARS: Final = 16
@@ -111,6 +112,8 @@ def make_environment() -> Environment:
     )
     environment.globals["asset_url"] = asset_url
     environment.filters["count"] = format_count
+    environment.filters["moment"] = to_words
+    environment.filters["rfc3339"] = to_rfc3339
     return environment
 
 
@@ -126,14 +129,17 @@ def theme_of(request: Request[Any, Any, Any]) -> str:
 
 
 def render_error_page(request: Request[Any, Any, Any], status: int, message: str) -> Template:
-    """Return the page for an error that a person runs into; `message` says what to do."""
+    """Return the page for an error that a person runs into; `message` says what to do.
+
+    An address that nothing answers to has no message but the status's own phrase.
+    """
     return Template(
         template_name="errors/error.html",
         context={
             "theme": theme_of(request),
             "status": status,
             "title": _ERROR_TITLES.get(status, "That did not work"),
-            "message": _NOTHING_HERE if status == HTTPStatus.NOT_FOUND else message,
+            "message": _NOTHING_HERE if message == HTTPStatus.NOT_FOUND.phrase else message,
         },
         status_code=status,
         headers={"Cache-Control": "no-store"},

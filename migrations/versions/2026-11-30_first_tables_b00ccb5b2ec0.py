@@ -86,6 +86,7 @@ def upgrade() -> None:
     sa.Column('session_id', sa.Text(), nullable=True),
     sa.Column('stats', sa.Text(), nullable=False),
     sa.Column('is_left_out', sa.Boolean(), nullable=False),
+    sa.Column('is_chosen', sa.Boolean(), nullable=False),
     sa.ForeignKeyConstraint(['conversation_id'], ['conversations.id'], name=op.f('fk_messages_conversation_id_conversations'), ondelete='CASCADE'),
     sa.PrimaryKeyConstraint('id', name=op.f('pk_messages'))
     )

@@ -2,13 +2,14 @@
 
 import { formatCount } from "./format.js";
 
-const WORDS = { loading: "loading the model", ready: "live", draining: "shutting down", failed: "engine failed" };
+const WORDS = { loading: "loading the model", ready: "live", draining: "shutting down", failed: "engine failed", recorded: "recorded" };
 
-/** Keeps dot, text and banner; call `update` on every change and once a second. */
+/** Keeps dot, text and banner; call `update` on every change and once a second. `describe`: words for the banner. */
 export class ConnectionView {
   #wasConnected = false;
 
-  constructor(view, banner, text) {
+  constructor(view, banner, text, describe = describeOutage) {
+    this.describe = describe;
     this.view = view;
     this.banner = banner;
     this.text = text;
@@ -24,7 +25,7 @@ export class ConnectionView {
     document.body.dataset.connection = status.connected ? "live" : isDown ? "down" : "connecting";
     this.text.textContent = status.connected ? (WORDS[this.view.status] ?? this.view.status) : isDown ? "disconnected" : "connecting";
     this.banner.hidden = !isDown;
-    if (isDown) this.#setBanner(describeOutage(this.view, status, now));
+    if (isDown) this.#setBanner(this.describe(this.view, status, now));
   }
 
   #setBanner(text) {

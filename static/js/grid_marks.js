@@ -13,10 +13,13 @@ const CALM_SHARE = 0.2;
 export class GridMarks {
   #marks = new Map();
   #cursor = new MarkCursor();
+  #epoch = 0;
   #reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
   /** Take what is new in the view's list of marks. */
   take(view) {
+    if (view.epoch !== this.#epoch) this.#marks.clear(); // they belong to another picture
+    this.#epoch = view.epoch;
     for (const { kind, blockId, at, live } of this.#cursor.take(view)) {
       if (live && kind >= MARK.ALLOCATE && kind <= MARK.FREED_BY_PREEMPTION) this.#marks.set(blockId, { kind, since: at });
     }

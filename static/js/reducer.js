@@ -24,12 +24,16 @@ const NO_CELLS = new Uint32Array(0);
  * - `marks`: newest events, oldest first: {step, kind, slot, blockId, seqId, at, live}; `at` is the clock at arrival,
  *   `live` is false for those that had happened before this connection began; `marksTotal` counts all ever seen
  * - `marksLost`: marks that did not fit on the wire
+ * - `epoch`: changes whenever rows and marks begin afresh: another server run, or another place in a recording
  * - `gaps`: [{firstStep, nSteps}] rows that were lost for this page, the newest of them; `rowsLost` counts all
  */
 export class EngineView {
+  #lastLost = -1; // newest step that is known to be missing
+
   /** @param {{clock?: () => number, ringCapacity?: number}} options clock: milliseconds, for `at` of marks */
   constructor({ clock = () => performance.now(), ringCapacity = 65536 } = {}) {
     this.clock = clock;
+    this.epoch = 0;
     this.hello = null;
     this.session = "";
     this.status = "loading";
@@ -49,7 +53,16 @@ export class EngineView {
    *   may have changed, null for all of them
    */
   async apply(buffer) {
-    const frames = await decodeMessage(buffer);
+    return this.applyFrames(await decodeMessage(buffer));
+  }
+
+  /**
+   * Apply the decoded frames of one whole message; as `apply`, but at once.
+   * @param {object[]} frames from `decodeMessage`
+   * @param {{live?: boolean}} options live: whether its marks happen before the eyes of whoever watches; by default
+   *   unless the message begins a connection
+   */
+  applyFrames(frames, { live } = {}) {
     this.#check(frames);
     const hasHello = frames.some((frame) => frame.type === FRAME.HELLO);
     const changed = [];
@@ -57,9 +70,16 @@ export class EngineView {
     for (const frame of frames) {
       if (frame.type === FRAME.KEYFRAME) all = true;
       if (frame.type === FRAME.HELLO && this.#takeHello(frame.hello)) all = true;
-      this.#take(frame, changed, !hasHello);
+      this.#take(frame, changed, live ?? !hasHello);
     }
     return { lastStep: this.step, changed: all ? null : concat(changed), hello: hasHello };
+  }
+
+  /** Forget everything but the names: the next message begins with HELLO and KEYFRAME, of any step. */
+  reset() {
+    this.session = "";
+    this.#forget();
+    this.steps.clear();
   }
 
   #take(frame, changed, live) {
@@ -83,6 +103,7 @@ export class EngineView {
         break;
       case FRAME.GAP:
         this.rowsLost += frame.nSteps;
+        this.#lastLost = frame.firstStep + frame.nSteps - 1;
         this.gaps.push({ firstStep: frame.firstStep, nSteps: frame.nSteps });
         if (this.gaps.length > MAX_GAPS) this.gaps.shift();
         break;
@@ -94,7 +115,7 @@ export class EngineView {
   #check(frames) {
     let { numBlocks } = this;
     let pictured = this.step >= 0;
-    let lastRow = this.steps.lastStep;
+    let lastRow = Math.max(this.steps.lastStep, this.#lastLost);
     for (const frame of frames) {
       if (frame.type === FRAME.HELLO) {
         checkHello(frame.hello);
@@ -137,6 +158,8 @@ export class EngineView {
   }
 
   #forget() {
+    this.epoch++;
+    this.#lastLost = -1;
     this.step = -1;
     this.tMs = 0;
     this.batch = { step: 0, entries: [] };

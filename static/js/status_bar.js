@@ -81,19 +81,15 @@ export class StatusBar {
     this.#writeBatch();
   }
 
-  /** Everything else; call a few times a second. */
-  write(pace) {
+  /** Everything else; call a few times a second. `quietMs`: how long no step has come. */
+  write(quietMs) {
     const { view } = this;
     if (view.numBlocks === 0) return;
     const counts = countStates(view);
-    this.#writeSteps(pace.quietMs);
+    this.#writeSteps(quietMs);
     this.#writeMemory(counts);
     this.#writeReasons();
     for (const button of this.legend) setText(button.querySelector("b"), formatCount(counts[button.dataset.state]));
-    setText(byId("stat-lag"), `${formatCount(pace.behind)} behind`);
-    const words = describeView(pace, view);
-    setText(byId("stat-frames"), words.pace);
-    setText(byId("stat-lost"), words.lost);
   }
 
   #writeSteps(quietMs) {

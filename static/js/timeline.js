@@ -59,8 +59,8 @@ export class Timeline {
   /** Take what is new in the view. Call it with every message: a page that is not painted would miss marks. */
   update() {
     const { view } = this;
-    if (view.session !== this.session) {
-      this.session = view.session;
+    if (view.epoch !== this.epoch) {
+      this.epoch = view.epoch;
       this.bins.clear();
       this.aborts = [];
     }
@@ -250,12 +250,16 @@ export class Timeline {
     ctx.strokeRect(this.x(column) - 0.5, 0.5, Math.max(this.columnPx, 2), this.height - 1);
   }
 
+  /** The step under the pointer (of several the one that is described); -1 when there is none. */
+  get hoverStep() {
+    const column = this.hoverX < this.gutter || this.columnPx === undefined ? -1 : this.#focusColumn();
+    return column < 0 ? -1 : this.bins.step[this.bins.at(column)];
+  }
+
   /** Words for the step under the pointer; empty when there is none. */
   describeHover() {
-    if (this.hoverX < this.gutter || this.columnPx === undefined) return "";
-    const column = this.#focusColumn();
-    if (column < 0) return "";
-    const at = this.bins.at(column);
+    if (this.hoverStep < 0) return "";
+    const at = this.bins.at(this.#focusColumn());
     return [`step ${formatCount(this.bins.step[at])}`, ...TRACKS.map((track) => track.words(at, this))].filter(Boolean).join(" · ");
   }
 }

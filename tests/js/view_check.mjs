@@ -248,16 +248,16 @@ test("blocks are counted by state and put into words", () => {
   assert.equal(describeBlock(view, 3, nameOf), "Block 3: cached, last held in slot 2");
 });
 
-test("marks are read once each, and a new server run starts over however many it has", () => {
+test("marks are read once each, and a new epoch starts over however many it has", () => {
   const cursor = new MarkCursor();
-  const take = (session, marks, marksTotal) => cursor.take({ session, marks, marksTotal });
-  assert.deepEqual(take("s1", [1, 2], 2), [1, 2]);
-  assert.deepEqual(take("s1", [1, 2], 2), []);
-  assert.deepEqual(take("s1", [2, 3], 3), [3]);
-  assert.deepEqual(take("s1", [8, 9], 9), [8, 9]);
-  assert.deepEqual(take("s2", [7], 1), [7]);
-  assert.deepEqual(take("s3", [4], 1), [4]);
-  assert.deepEqual(take("s4", [5, 6], 2), [5, 6]);
+  const take = (epoch, marks, marksTotal) => cursor.take({ epoch, marks, marksTotal });
+  assert.deepEqual(take(1, [1, 2], 2), [1, 2]);
+  assert.deepEqual(take(1, [1, 2], 2), []);
+  assert.deepEqual(take(1, [2, 3], 3), [3]);
+  assert.deepEqual(take(1, [8, 9], 9), [8, 9]);
+  assert.deepEqual(take(2, [7], 1), [7]);
+  assert.deepEqual(take(3, [4], 1), [4]);
+  assert.deepEqual(take(4, [5, 6], 2), [5, 6]);
 });
 
 test("the view's figure says who watches, how fast, and what was lost", () => {

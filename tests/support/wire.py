@@ -147,3 +147,17 @@ def missing_rows(rows: list[int], gaps: list[tuple[int, int]]) -> list[int]:
     for first, count in gaps:
         told.update(range(first, first + count))
     return [step for step in range(rows[0], rows[-1] + 1) if step not in told]
+
+
+def split_messages(data: bytes) -> list[bytes]:
+    """Cut a recorded chunk where a message begins: at HELLO, KEYFRAME, DELTA; a HELLO keeps its KEYFRAME."""
+    starts: list[int] = []
+    offset = 0
+    after_hello = False
+    while offset < len(data):
+        kind, size = data[offset], int.from_bytes(data[offset + 4 : offset + 8], "little")
+        if kind in {1, 2, 3} and not after_hello:
+            starts.append(offset)
+        after_hello = kind == 1
+        offset += 32 + size + -size % 8
+    return [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]

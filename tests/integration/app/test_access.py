@@ -108,7 +108,7 @@ async def test_every_answer_carries_the_security_headers(api: ServedApi) -> None
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["referrer-policy"] == "no-referrer"
+        assert response.headers["referrer-policy"] == "same-origin"
         assert response.headers["cross-origin-opener-policy"] == "same-origin"
         assert "camera=()" in response.headers["permissions-policy"]
         assert "server" not in response.headers

@@ -5,8 +5,11 @@ import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from app.errors import (
+    HistoryUnavailableError,
     InterruptedAnswerError,
     ModelNotFoundError,
+    NotInHistoryError,
+    SessionRunningError,
     UnavailableError,
     UnsupportedMediaTypeError,
     describe_error,
@@ -35,6 +38,9 @@ CASES: list[tuple[EngineError, int, str, str]] = [
     (ModelNotFoundError("x"), 404, "invalid_request_error", "model_not_found"),
     (UnsupportedMediaTypeError("x"), 415, "invalid_request_error", "unsupported_media_type"),
     (UnavailableError("x", code="loading", retry_after_s=1), 503, "server_error", "loading"),
+    (NotInHistoryError("x"), 404, "invalid_request_error", "not_found"),
+    (SessionRunningError("x"), 409, "invalid_request_error", "session_running"),
+    (HistoryUnavailableError("x"), 503, "server_error", "history_unavailable"),
     (InterruptedAnswerError("x", code="gone"), 503, "server_error", "gone"),
 ]
 

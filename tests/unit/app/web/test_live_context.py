@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.realtime.hub import EventHub, Resume
+from app.realtime.hub import EventHub
 from app.web.live_context import (
     MAX_ROWS,
     REASON_WORDS,
@@ -10,6 +10,7 @@ from app.web.live_context import (
     describe_reasons,
     format_age,
     make_panels,
+    make_recorded_panels,
     make_tables,
     short_id,
 )
@@ -29,32 +30,45 @@ def hub_of(core: EngineCore, steps: int) -> EventHub:
 
 
 def test_while_the_model_loads_the_panels_are_empty_and_say_so() -> None:
-    panels = make_panels(EventHub("s"))
+    panels = make_panels(None)
     assert not panels.is_open
     assert (panels.num_blocks, panels.used_text, panels.running, panels.waiting) == (0, NO_VALUE, [], [])
-    assert make_tables(EventHub("s"))["by_state"] == []
+    assert make_tables(None)["by_state"] == []
 
 
 def test_the_panels_count_the_pages_that_watch() -> None:
-    hub = EventHub("s")
-    with hub.subscribe(Resume()), hub.subscribe(Resume()):
-        assert make_panels(hub).num_watching == 2
-    assert make_panels(hub).num_watching == 0
+    core = make_core()
+    core.add_request(make_request("r"))
+    snapshot = hub_of(core, 1).snapshot
+    assert make_panels(snapshot, num_watching=2).num_watching == 2
+    assert make_panels(None, num_watching=2).num_watching == 0
+
+
+def test_recorded_panels_tell_how_long_a_request_had_waited_then() -> None:
+    core = make_core(num_blocks=2, max_num_seqs=1, max_model_len=8)
+    for number in range(2):
+        core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2))
+    snapshot = hub_of(core, 2).snapshot
+    assert snapshot is not None
+    snapshot.t_ns = snapshot.waiting[0].arrived_ns + 90_000_000_000
+    panels = make_recorded_panels(snapshot)
+    assert panels.is_recorded
+    assert panels.waiting[0].detail.startswith("1 min 30 s: ")
 
 
 def test_a_running_request_shows_how_far_it_is() -> None:
     core = make_core(num_blocks=32, max_num_batched_tokens=8, max_model_len=64)
     core.add_request(make_request("chatcmpl-0123456789ab", prompt=20, max_tokens=20))
     hub = hub_of(core, 1)
-    (row,) = make_panels(hub).running
+    (row,) = make_panels(hub.snapshot).running
     assert (row.short_id, row.state, row.detail) == ("01234567", "prefill", "40%")
     assert [(part.kind, part.x, part.width) for part in row.bar] == [("computed", 0, 200), ("todo", 200, 300)]
     for _ in range(2):
         hub.publish([core.step().record])
-    assert make_panels(hub).running[0].detail == "1 token"
+    assert make_panels(hub.snapshot).running[0].detail == "1 token"
     for _ in range(2):
         hub.publish([core.step().record])
-    (row,) = make_panels(hub).running
+    (row,) = make_panels(hub.snapshot).running
     assert (row.state, row.detail) == ("decode", "3 tokens")
     assert row.bar[-1].kind == "generated"
 
@@ -64,10 +78,10 @@ def test_a_waiting_request_says_why_and_since_when() -> None:
     for number in range(3):
         core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2))
     hub = hub_of(core, 1)
-    panels = make_panels(hub)
+    panels = make_panels(hub.snapshot)
     assert panels.num_waiting == len(panels.waiting) == 2
     arrived_ns = hub.snapshot.waiting[0].arrived_ns if hub.snapshot else 0
-    (row, _) = make_panels(hub, arrived_ns + 2_500_000_000).waiting
+    (row, _) = make_panels(hub.snapshot, now_ns=arrived_ns + 2_500_000_000).waiting
     assert row.detail == f"2.5 s: {REASON_WORDS[StopReason.NO_FREE_BLOCKS]}"
 
 
@@ -77,7 +91,7 @@ def test_the_bar_of_a_row_never_leaves_its_frame() -> None:
         if hub.snapshot is None:
             hub.open(core.config, "m")
         hub.publish([result.record])
-        panels = make_panels(hub)
+        panels = make_panels(hub.snapshot)
         for row in panels.running + panels.waiting:
             ends = [part.x + part.width for part in row.bar]
             assert all(0 <= end <= 1000.2 for end in ends)
@@ -91,7 +105,7 @@ def test_the_table_counts_every_block_once() -> None:
             hub.open(core.config, "m")
         hub.publish([result.record])
         assert hub.snapshot is not None
-        tables = make_tables(hub)
+        tables = make_tables(hub.snapshot)
         counted = {name: num for name, _, num, _ in tables["by_state"]}
         blocks = [hub.snapshot.block(block_id).state for block_id in range(core.config.num_blocks)]
         assert counted == {state.name.lower(): blocks.count(state) for state in list(BlockState)[:5]}
@@ -103,7 +117,7 @@ def test_long_lists_are_cut_and_counted() -> None:
     core = make_core(num_blocks=2, max_num_seqs=1, max_model_len=8)
     for number in range(MAX_ROWS + 20):
         core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2))
-    panels = make_panels(hub_of(core, 1))
+    panels = make_panels(hub_of(core, 1).snapshot)
     assert len(panels.waiting) == MAX_ROWS
     assert panels.num_waiting == MAX_ROWS + 19
 

@@ -1,0 +1,84 @@
+"""The composer's form: what is typed, what it means, what is wrong with it."""
+
+import pytest
+
+from app.services.chat_types import ChatParams
+from app.web.chat_forms import make_form, parse_form, read_form
+from engine.errors import RequestError
+
+EMPTY = make_form(ChatParams())
+
+
+def test_an_untouched_form_means_the_defaults() -> None:
+    asked = parse_form(read_form({"text": "hello"}, EMPTY))
+    assert (asked.text, asked.params) == ("hello", ChatParams())
+    assert EMPTY.num_changed == 0
+
+
+def test_empty_fields_mean_the_defaults() -> None:
+    form = read_form(dict.fromkeys(EMPTY.values, ""), EMPTY)
+    assert parse_form(form).params == ChatParams()
+    assert form.num_changed == 0
+
+
+def test_what_is_typed_is_taken() -> None:
+    form = read_form(
+        {
+            "text": "a\r\nb",
+            "system_prompt": "Be brief.",
+            "temperature": " 0,5 ",
+            "top_p": "0.9",
+            "top_k": "40",
+            "max_tokens": "64",
+            "seed": "-7",
+            "stop": "END\r\n\r\n two \r\n",
+        },
+        EMPTY,
+    )
+    asked = parse_form(form)
+    assert asked.text == "a\nb"
+    assert asked.system_prompt == "Be brief."
+    assert asked.params == ChatParams(
+        temperature=0.5, top_p=0.9, top_k=40, max_tokens=64, seed=-7, stop=("END", " two ")
+    )
+    assert form.num_changed == 7
+    assert asked.params is not None
+    assert parse_form(make_form(asked.params)).params == asked.params
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("temperature", "warm", "temperature is 'warm'; it must be a number"),
+        ("temperature", "2.5", "temperature is 2.5; allowed: 0 to 2"),
+        ("temperature", "nan", "temperature is nan"),
+        ("temperature", "-1", "temperature is -1"),
+        ("top_p", "0", "top_p is 0"),
+        ("top_k", "-3", "top_k is -3"),
+        ("top_k", "1.5", "top_k is '1.5'; it must be a whole number"),
+        ("max_tokens", "0", "max_tokens is 0"),
+        ("max_tokens", "9" * 5000, "max_tokens is '999"),
+        ("seed", "x", "seed is 'x'; it must be a whole number"),
+        ("seed", "1" * 30, "seed is 1111"),
+        ("stop", "x\n" * 17, "stop is a list of 17"),
+        ("stop", "x" * 300, "stop is a string of 300 characters"),
+    ],
+)
+def test_what_cannot_be_is_named_with_its_field(name: str, value: str, words: str) -> None:
+    form = read_form({"text": "hello", name: value}, EMPTY)
+    with pytest.raises(RequestError) as caught:
+        parse_form(form)
+    assert caught.value.param == name
+    assert words in str(caught.value)
+    assert list(form.with_error(caught.value).errors) == [name]
+
+
+def test_what_is_no_text_counts_as_empty() -> None:
+    form = read_form({"text": 3, "top_k": ["1"], "system_prompt": "\ud800"}, EMPTY)
+    asked = parse_form(form)
+    assert (asked.text, asked.system_prompt) == ("", "?")
+
+
+def test_a_fault_of_no_field_belongs_to_the_whole() -> None:
+    assert EMPTY.with_error(RequestError("no", param="elsewhere")).errors == {"": "no"}
+    assert EMPTY.with_error(RequestError("no")).errors == {"": "no"}
