@@ -74,6 +74,8 @@ async def check_listing(client: httpx.AsyncClient, before: Life) -> None:
     assert [session["status"] for session in found] == ["interrupted"]
     assert found[0]["ended"] is not None
     assert found[0]["num_lost_steps"] == 0
+    if found[0]["last_step"] == 0:
+        return  # killed before anything was written of its steps
     state = await client.get(f"/api/sessions/{before.session_id}/state")
     assert (state.status_code, state.json()["step"]) == (200, found[0]["last_step"])
 
