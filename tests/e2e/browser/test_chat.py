@@ -45,7 +45,7 @@ async def send(page: Page, text: str) -> None:
 async def test_chat_reload_in_mid_answer_stop_and_regenerate(server: ServerProcess, watcher: Watcher) -> None:
     page = await watcher.open_page(viewport=DESK)
     await page.goto(f"{server.url}/chat")
-    await page.locator("#max_tokens").fill("400")
+    await page.locator("#max_tokens").fill("200")
     await page.locator("#temperature").fill("0")
     await expect(page.locator("#params-changed b")).to_have_text("2")
     await send(page, QUESTION)
@@ -66,11 +66,11 @@ async def test_chat_reload_in_mid_answer_stop_and_regenerate(server: ServerProce
     whole = await page.locator(".copy-answer").get_attribute("data-text")
     assert whole is not None
     assert whole.startswith(late)  # what came in two pieces is what the server has: nothing twice, no hole
-    await expect(page.locator(".figures")).to_contain_text("400 tokens")
+    await expect(page.locator(".figures")).to_contain_text("200 tokens")
     await wait_for(page, "window.pageglass.litSlot === -1")
 
     # The same question again, at temperature 0: the same text.
-    await page.locator("#max_tokens").fill("60")
+    await page.locator("#max_tokens").fill("30")
     await page.get_by_role("button", name="Regenerate").click()
     await expect(page.locator(".variants")).to_contain_text("2/2")
     await expect(finished).to_have_count(1, timeout=120_000)
