@@ -69,6 +69,9 @@ def _describe(error: click.UsageError) -> str:
         command = error.ctx.command_path if error.ctx else "pageglass"
         hint = f"Did you mean {' or '.join(near)}?" if near else f"{command} --help lists all."
         return f"{error.message} {hint}"
+    if isinstance(error, click.exceptions.NoSuchCommand) and not error.possibilities:
+        command = error.ctx.command_path if error.ctx else "pageglass"
+        return f"{error.format_message()} {command} --help lists all."
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
         return f"{_source_of(error.param, error.ctx)}: {error.message}"
     return error.format_message()

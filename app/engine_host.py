@@ -58,6 +58,8 @@ class HostEvents:
     on_records: Callable[[list[StepRecord]], None]
     on_ready: Callable[[EngineConfig], None]
     on_status: Callable[[], None]
+    on_cut: Callable[[list[str]], None] = lambda _: None
+    """Gets the requests that are ended now because the server stops."""
 
 
 class EngineHost:
@@ -228,6 +230,7 @@ class EngineHost:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._nothing_open.wait()
+        self._events.on_cut(list(self._streams))
         self._close_streams(
             StreamFailure("server_shutdown", "The server is shutting down; the answer is not complete.")
         )

@@ -49,7 +49,7 @@ from app.web.requests_api import MetricsApiController, RequestsApiController
 from app.web.session_pages import SessionPagesController
 from app.web.sessions_api import SessionsApiController
 from app.web.streams import engine_socket
-from app.web.templating import make_static_router, make_template_config, render_error_page
+from app.web.templating import make_static_router, make_template_config
 from engine.config import EngineConfig
 
 HISTORY_TIMEOUT_S = 5.0
@@ -79,11 +79,13 @@ class ApplicationPlugin(InitPlugin):
         self.recorder.add_part(MetricLog(self.hub.session_id, self.writer))
         self.hub.forward_records(self.recorder.on_record)
         self.host = EngineHost(
-            load, settings.model_name, HostEvents(self.hub.publish, self._open_hub, self._tell_status)
+            load,
+            settings.model_name,
+            HostEvents(self.hub.publish, self._open_hub, self._tell_status, requests.interrupt),
         )
         sessions = SessionReader(self.database)
         generations = GenerationService(self.host, requests)
-        frame = PageFrame(settings, self.host, self.writer, self.recorder)
+        self._frame = frame = PageFrame(settings, self.host, self.writer, self.recorder)
         self.chats = self._make_chats(generations)
         self.loads = LoadService(self.host, generations)
         self._services = Services(
@@ -98,8 +100,8 @@ class ApplicationPlugin(InitPlugin):
             loads=self.loads,
             chat_desk=ChatDesk(self.chats, MarkdownRenderer(), frame),
             sessions=sessions,
-            requests=RequestReader(self.database, sessions, self.host, self.hub.session_id),
-            session_edits=SessionEditor(sessions, self.writer, self.hub.session_id),
+            requests=RequestReader(self.database, sessions, self.host, self.hub.session_id, requests),
+            session_edits=SessionEditor(sessions, self.database, self.writer, self.hub.session_id),
         )
 
     def _make_chats(self, generations: GenerationService) -> ChatService:
@@ -133,7 +135,7 @@ class ApplicationPlugin(InitPlugin):
             ]
         )
         app_config.dependencies.update(self._services.make_dependencies())
-        app_config.exception_handlers[Exception] = _answer_exception
+        app_config.exception_handlers[Exception] = self._answer_exception
         app_config.lifespan.append(self._run_engine)
         app_config.template_config = make_template_config()
         app_config.request_max_body_size = MAX_BODY_BYTES
@@ -165,16 +167,15 @@ class ApplicationPlugin(InitPlugin):
     def _tell_status(self) -> None:
         self.hub.set_status(self.host.status.value)
 
-
-def _answer_exception(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
-    """Show people a page and programs a body."""
-    response = handle_exception(request, error)
-    if not _is_for_people(request):
-        return response
-    info = describe_error(error)
-    page: Template = render_error_page(request, info.status, info.message)
-    page.headers.update(info.headers)
-    return page
+    def _answer_exception(self, request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+        """Show people a page and programs a body."""
+        response = handle_exception(request, error)
+        if not _is_for_people(request):
+            return response
+        info = describe_error(error)
+        page: Template = self._frame.render_error(request, info.status, info.message)
+        page.headers.update(info.headers)
+        return page
 
 
 def _is_for_people(request: Request[Any, Any, Any]) -> bool:

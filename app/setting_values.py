@@ -36,6 +36,15 @@ def parse_size(text: str) -> int:
     return int(scaled // 10 ** len(decimals))
 
 
+def show_size(num_bytes: float) -> str:
+    """Return a size in the largest binary unit that it is a whole number of."""
+    number, units = int(num_bytes), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while number and number % 1024 == 0 and len(units) > 1:
+        number //= 1024
+        units.pop(0)
+    return f"{number} {units[0]}" if number != 1 or units[0] != "bytes" else "1 byte"
+
+
 def parse_seconds(text: str) -> float:
     """Return seconds for `2`, `2.5` or `2s`."""
     number = text.strip().removesuffix("s").strip()

@@ -24,6 +24,7 @@ from app.setting_values import (
     parse_size,
     parse_text,
     shorten,
+    show_size,
 )
 from engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS, MAX_NUM_SEQS, EngineConfig
 from engine.errors import ConfigError
@@ -287,7 +288,12 @@ class Setting:
             return ", ".join(option.choices)
         if option.low is None:
             return ""
-        return f"{option.low:g} or more" if option.high is None else f"{option.low:g} to {_show(option.high)}"
+        show = show_size if option.parse is parse_size else _show
+        return (
+            f"{show(option.low)} or more"
+            if option.high is None
+            else f"{show(option.low)} to {show(option.high)}"
+        )
 
 
 def _show(number: float) -> str:

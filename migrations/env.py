@@ -6,6 +6,7 @@ from alembic import context
 from sqlalchemy import create_engine, event, pool
 
 from app.db.models import Base
+from app.db.urls import file_url
 
 BUSY_MS = 5000
 
@@ -14,7 +15,7 @@ def run() -> None:
     """Run what Alembic asks for in one transaction: a migration that fails leaves the file as it was."""
     path = context.config.attributes["path"]
     engine = create_engine(
-        f"sqlite:///{path}", poolclass=pool.NullPool, connect_args={"isolation_level": None}
+        file_url(path, "rwc"), poolclass=pool.NullPool, connect_args={"isolation_level": None}
     )
 
     @event.listens_for(engine, "connect")

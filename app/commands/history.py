@@ -4,17 +4,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 from sqlalchemy import create_engine, func, pool, select
 
 from app.commands.options import data_dir_option
-from app.commands.preparation import is_in_use, lock_data_dir
+from app.commands.preparation import is_in_use, share_data_dir
 from app.db.database import DATABASE_FILE
 from app.db.faults import find_file_fault
 from app.db.migrate import newest_revision, read_revision, upgrade_now
 from app.db.models import RequestRow, SessionRow
+from app.db.urls import file_url
 from app.settings import Settings, check_environment
 from app.web.moments import to_words
 from engine.errors import ConfigError
@@ -42,7 +42,7 @@ def upgrade(data_dir: Path | None) -> None:
         if path.exists() and read_revision(path) == newest_revision():
             click.echo(f"{path}: up to date ({newest_revision()})")
             return
-        with lock_data_dir(path.parent):
+        with share_data_dir(path.parent):
             upgrade_now(path)
         click.echo(f"{path}: upgraded to {newest_revision()}")
 
@@ -53,7 +53,8 @@ def upgrade(data_dir: Path | None) -> None:
 def list_(limit: int, data_dir: Path | None) -> None:
     """Show recorded sessions, newest first.
 
-    A star marks those that are kept whatever the size of the history.
+    A star marks those that are kept whatever the size of the history; "texts" says whether prompts, answers
+    and token ids were kept all the time.
     """
     path = _find_file(data_dir)
     if not path.exists():
@@ -62,11 +63,11 @@ def list_(limit: int, data_dir: Path | None) -> None:
     with _explain(path):
         _check_revision(path)
         rows = _read_sessions(path, limit, is_served=is_in_use(path.parent))
-    head = ("id", "started", "status", "steps", "requests", "model", "note")
+    head = ("id", "started", "status", "steps", "requests", "texts", "model", "note")
     for row in [head, *rows] if rows else []:
-        session_id, started, status, steps, requests, model, note = row
-        line = f"{session_id:32}  {started:23}  {status:11}  {steps:>11}  {requests:>8}  {model}  {note}"
-        click.echo(line.rstrip())
+        session_id, started, status, steps, requests, texts, model, note = row
+        facts = f"{session_id:32}  {started:23}  {status:11}  {steps:>11}  {requests:>8}  {texts:8}"
+        click.echo(f"{facts}  {model}  {note}".rstrip())
     if not rows:
         click.echo(f"No sessions in {path}. Each run of pageglass serve records one.")
 
@@ -100,7 +101,7 @@ def _explain(path: Path) -> Iterator[None]:
 def _read_sessions(path: Path, limit: int, *, is_served: bool) -> list[tuple[str, ...]]:
     num_requests = select(func.count()).where(RequestRow.session_id == SessionRow.id).scalar_subquery()
     query = select(SessionRow, num_requests).order_by(SessionRow.started_ns.desc(), SessionRow.id)
-    engine = create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true", poolclass=pool.NullPool)
+    engine = create_engine(file_url(path, "ro"), poolclass=pool.NullPool)
     with engine.connect() as connection:
         rows = connection.execute(query.limit(limit)).all()
     engine.dispose()
@@ -113,6 +114,7 @@ def _read_sessions(path: Path, limit: int, *, is_served: bool) -> list[tuple[str
             row.ended_how or open_status,
             f"{row.last_step:,}",
             f"{row[-1]:,}",
+            "kept" if row.records_text else "not kept",
             _one_line(row.model_name),
             _one_line(f"* {row.note}" if row.is_starred else row.note),
         )

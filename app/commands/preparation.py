@@ -4,9 +4,11 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from app.folders import make_folder
 from app.settings import Settings
@@ -15,6 +17,10 @@ from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 
 LOCK_FILE = "server.lock"
+LOCK_TIMEOUT_S = 10.0
+"""How long a server that starts waits for commands."""
+
+LOCK_POLL_S = 0.05
 
 _BYTES_PER_NUMBER = {"bf16": 2, "fp32": 4}
 
@@ -67,36 +73,36 @@ def _check_memory(pool_bytes: int) -> None:
 
 @contextmanager
 def lock_data_dir(data_dir: Path) -> Iterator[None]:
-    """Hold the data folder for this process; the system lets go of it even after a crash."""
-    path = data_dir / LOCK_FILE
-    try:
-        make_folder(data_dir)
-    except OSError as error:
-        raise ConfigError(
-            f"data_dir {data_dir} cannot be created ({error.strerror}); "
-            "choose another folder with --data-dir."
-        ) from error
-    try:
-        lock = path.open("a+", encoding="ascii")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"data_dir {data_dir} cannot be written ({reason}); choose another folder with --data-dir."
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read(20).strip() or "unknown"
-            raise ConfigError(
-                f"data_dir {data_dir} is in use by another server (process {owner}); stop it, or choose "
-                "another folder with --data-dir FOLDER (make serve: ARGS='--data-dir FOLDER')."
-            ) from None
+    """Hold the data folder for this server; the system lets go of it even after a crash.
+
+    Waits for commands that are busy with the folder. Raises `ConfigError` if another server holds it.
+    """
+    with _open_lock(data_dir) as lock:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while not _try_lock(lock, fcntl.LOCK_EX):
+            _refuse_served(lock, data_dir)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # or two servers that start would be in each other's way
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"a command has been busy with data_dir {data_dir} for a long time, such as "
+                    "`pageglass db upgrade`; end it, or choose another folder with --data-dir."
+                )
+            time.sleep(LOCK_POLL_S)
         lock.seek(0)
         lock.truncate()
         lock.write(f"{os.getpid()}\n")
         lock.flush()
+        yield
+
+
+@contextmanager
+def share_data_dir(data_dir: Path) -> Iterator[None]:
+    """Keep servers from starting in the data folder; several commands may do so at once.
+
+    Raises `ConfigError` if a server holds it.
+    """
+    with _open_lock(data_dir) as lock:
+        _refuse_served(lock, data_dir)
         yield
 
 
@@ -107,11 +113,44 @@ def is_in_use(data_dir: Path) -> bool:
     except OSError:
         return False
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not _try_lock(lock, fcntl.LOCK_SH)
+
+
+def _open_lock(data_dir: Path) -> TextIO:
+    try:
+        make_folder(data_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir {data_dir} cannot be created ({error.strerror}); "
+            "choose another folder with --data-dir."
+        ) from error
+    try:
+        return (data_dir / LOCK_FILE).open("a+", encoding="ascii")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"data_dir {data_dir} cannot be written ({reason}); choose another folder with --data-dir."
+        ) from error
+
+
+def _try_lock(lock: TextIO, kind: int) -> bool:
+    """Lock a file, exclusively as servers do, or shared as commands do; False if others are in the way."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _refuse_served(lock: TextIO, data_dir: Path) -> None:
+    """Take the lock shared, which only a server is in the way of; raises `ConfigError` then."""
+    if not _try_lock(lock, fcntl.LOCK_SH):
+        lock.seek(0)
+        owner = lock.read(20).strip() or "unknown"
+        raise ConfigError(
+            f"data_dir {data_dir} is in use by another server (process {owner}); stop it, or choose "
+            "another folder with --data-dir FOLDER (make serve: ARGS='--data-dir FOLDER')."
+        )
 
 
 @contextmanager

@@ -1,17 +1,21 @@
 """The history database file: two engines on it, one that writes and one that only reads."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
-from app.db.faults import FileFaultError, find_file_fault
+from app.db.faults import FileFaultError, find_file_fault, is_about_tables
+from app.db.file_watch import FileWatch
 from app.db.migrate import upgrade
+from app.db.urls import ASYNC_DRIVER, file_url
 from app.errors import HistoryUnavailableError
 
 DATABASE_FILE = "history.db"
@@ -28,9 +32,6 @@ POOL_TIMEOUT_S = 20.0
 MAX_IDLE_LOG_BYTES = 64 * 2**20
 """What SQLite's write-ahead log is cut back to once its content is in the file."""
 
-FileIdentity = tuple[int, int]
-"""Device and inode: what stays the same as long as it is the same file."""
-
 
 class Database:
     """One SQLite file in WAL mode; `open` brings it to the newest schema."""
@@ -40,7 +41,8 @@ class Database:
         self.path = path
         self._writer: AsyncEngine | None = None
         self._reader: AsyncEngine | None = None
-        self._identity: FileIdentity | None = None
+        self._watch: FileWatch | None = None
+        self._final_fault: FileFaultError | None = None
         self.reason = "The history is being opened; try again in a moment."
         """Why it cannot be read, while it cannot."""
 
@@ -53,7 +55,7 @@ class Database:
         """Create or upgrade the file and connect; raises `HistoryUnavailableError` saying why not."""
         try:
             await upgrade(self.path)
-            identity = _identify(self.path)
+            watch = FileWatch(self.path)
         except HistoryUnavailableError as error:
             self.reason = str(error)
             raise
@@ -63,7 +65,7 @@ class Database:
             )
             self.reason = str(fault)
             raise fault from error
-        self._identity = identity
+        self._watch, self._final_fault = watch, None
         self._writer = _make_engine(self.path, WRITE_BUSY_MS, is_writer=True)
         self._reader = _make_engine(self.path, READ_BUSY_MS, is_writer=False)
 
@@ -74,22 +76,19 @@ class Database:
         for engine in engines:
             if engine is not None:
                 await engine.dispose()
+        if self._watch is not None:
+            await asyncio.to_thread(self._watch.close)
+            self._watch = None
 
     def check_file(self) -> None:
-        """Raise `FileFaultError` if another file, or none, is where the opened one was.
+        """Raise `FileFaultError` if the file is no longer what was opened, as far as is known.
 
-        SQLite would go on writing to a deleted file, which nobody ever sees again.
+        What readers met counts too: the writer's own pages may all be in its memory. Blocks for microseconds.
         """
-        try:
-            is_same = _identify(self.path) == self._identity
-        except OSError:
-            is_same = False
-        if self._identity is not None and not is_same:
-            raise FileFaultError(
-                f"The history file {self.path} was deleted or replaced while the server ran. "
-                "Restart the server for a new one.",
-                is_final=True,
-            )
+        if self._final_fault is not None:
+            raise self._final_fault
+        if self._watch is not None:
+            self._watch.check()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -97,16 +96,11 @@ class Database:
 
         Keep it for a moment only, never for the length of a stream.
         """
-        if self._reader is None:
+        engine = self._reader
+        if engine is None:
             raise HistoryUnavailableError(self.reason)
-        try:
-            async with AsyncSession(self._reader, expire_on_commit=False) as session:
-                yield session
-        except Exception as error:
-            fault = find_file_fault(self.path, error)
-            if fault is None:
-                raise
-            raise fault from error
+        async with self._use(engine), AsyncSession(engine, expire_on_commit=False) as session:
+            yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
@@ -119,21 +113,45 @@ class Database:
         if engine is None:
             raise HistoryUnavailableError(self.reason)
         try:
-            async with engine.begin() as connection:
+            async with self._use(engine), engine.begin() as connection:
                 yield connection
-        except Exception as error:
-            fault = find_file_fault(self.path, error)
-            if fault is None:
-                raise
+        except FileFaultError:
             await engine.dispose()  # a connection that met a full or broken disk may not recover with it
-            raise fault from error
+            raise
+
+    @asynccontextmanager
+    async def _use(self, engine: AsyncEngine) -> AsyncIterator[None]:
+        """Tell what goes wrong with the file in people's words, and leave no connection behind."""
+        pool = engine.sync_engine.pool
+        try:
+            yield
+        except Exception as error:
+            fault = await self._find_fault(error)
+            if fault is not None:
+                raise fault from error
+            if engine not in {self._reader, self._writer} and isinstance(error, DBAPIError):
+                raise HistoryUnavailableError(self.reason) from error
+            raise
+        finally:
+            if engine.sync_engine.pool is not pool:  # closed in the meantime
+                await greenlet_spawn(pool.dispose)
+
+    async def _find_fault(self, error: Exception) -> FileFaultError | None:
+        """Return what an error says about the file; what ends its use is kept for the writer to find."""
+        fault = find_file_fault(self.path, error)
+        if fault is None and is_about_tables(error):  # the tables were there when it was opened
+            try:
+                await asyncio.to_thread(self.check_file)
+            except FileFaultError as found:
+                fault = found
+        if fault is not None and fault.is_final and self._final_fault is None:
+            self._final_fault = fault
+        return fault
 
 
 def _make_engine(path: Path, busy_ms: int, *, is_writer: bool) -> AsyncEngine:
-    mode = "rw" if is_writer else "ro"
-    url = f"sqlite+aiosqlite:///file:{quote(str(path))}?mode={mode}&uri=true"
     engine = create_async_engine(
-        url,
+        file_url(path, "rw" if is_writer else "ro", ASYNC_DRIVER),
         pool_size=1 if is_writer else READ_POOL,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
@@ -143,16 +161,11 @@ def _make_engine(path: Path, busy_ms: int, *, is_writer: bool) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "connect")
     def _on_connect(connection: Any, _: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {busy_ms}")
-        if is_writer:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_LOG_BYTES}")
-            cursor.execute("PRAGMA synchronous = NORMAL")
-            cursor.execute("PRAGMA foreign_keys = ON")
-        else:
-            cursor.execute("PRAGMA query_only = ON")
-        cursor.close()
+        try:
+            _set_up(connection, busy_ms, is_writer=is_writer)
+        except Exception:
+            connection.close()  # the pool forgets it
+            raise
 
     @event.listens_for(engine.sync_engine, "begin")
     def _on_begin(connection: Any) -> None:
@@ -161,9 +174,17 @@ def _make_engine(path: Path, busy_ms: int, *, is_writer: bool) -> AsyncEngine:
     return engine
 
 
-def _identify(path: Path) -> FileIdentity:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+def _set_up(connection: Any, busy_ms: int, *, is_writer: bool) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {busy_ms}")
+    if is_writer:
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_LOG_BYTES}")
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+    else:
+        cursor.execute("PRAGMA query_only = ON")
+    cursor.close()
 
 
 def check_integrity(path: Path) -> str:

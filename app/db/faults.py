@@ -49,11 +49,21 @@ def find_file_fault(path: Path, error: Exception) -> FileFaultError | None:
         return FileFaultError(f"The history file {path} is busy.")
     if isinstance(error, OSError):
         return None if error.errno is None else _describe_os_error(path, error)
+    code, text = _read_code(error)
+    return None if code is None else _describe_code(path, code, text)
+
+
+def is_about_tables(error: Exception) -> bool:
+    """Whether SQLite finds fault with a statement: what it names is not there, which a lost file explains."""
+    return _read_code(error)[0] == sqlite3.SQLITE_ERROR
+
+
+def _read_code(error: Exception) -> tuple[int | None, str]:
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", None)
     if not isinstance(cause, sqlite3.Error) or code is None:
-        return None
-    return _describe_code(path, code & _PRIMARY_CODE, str(cause))
+        return None, ""
+    return code & _PRIMARY_CODE, str(cause)
 
 
 def _describe_os_error(path: Path, error: OSError) -> FileFaultError:
@@ -66,15 +76,19 @@ def _describe_code(path: Path, code: int, text: str) -> FileFaultError | None:
     if code in _LOCKED:
         return FileFaultError(f"Another process holds a lock on the history file {path}.")
     if code in _DAMAGED:
-        return FileFaultError(
-            f"The history file {path} is damaged ({text}). Move it away and restart the server.",
-            is_final=True,
-        )
+        return damaged(path, text)
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path)):
         return _full(path)
     if code in _OTHER:
         return FileFaultError(f"The history file {path} cannot be used: {text}.")
     return None
+
+
+def damaged(path: Path, text: str) -> FileFaultError:
+    """Return the fault of a file whose content is no longer what was written; `text` says what was seen."""
+    return FileFaultError(
+        f"The history file {path} is damaged ({text}). Move it away and restart the server.", is_final=True
+    )
 
 
 def _full(path: Path) -> FileFaultError:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from app.db.faults import FileFaultError
+from app.db.urls import file_uri
 from app.folders import make_folder
 from app.resources import resource_dir
 
@@ -67,7 +67,7 @@ def read_revision(path: Path) -> str | None:
 
     Raises SQLAlchemy's or sqlite3's `DatabaseError` if it is no database.
     """
-    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as connection:
+    with closing(sqlite3.connect(f"{file_uri(path)}?mode=ro", uri=True)) as connection:
         tables = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
         row = connection.execute("SELECT version_num FROM alembic_version").fetchone() if tables else None
     return None if row is None else str(row[0])

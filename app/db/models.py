@@ -84,7 +84,8 @@ class KeyframeRow(Base):
 class RequestRow(Base):
     """One API request over all its choices, committed when the engine takes it and again when it ends.
 
-    `status`: waiting, running, finished, aborted, failed, rejected, interrupted (the server died).
+    `status`: waiting (no choice has a slot), running, finished, aborted, failed, rejected, interrupted (the
+    server ended).
     Steps and times are those of the first choice that got there, `ended_*` those of the last.
     `params` is JSON.
     """
@@ -204,7 +205,7 @@ class MetricRow(Base):
     """What happened in one second of Unix time; only seconds with steps have a row.
 
     Token counts and events are sums, `num_running`, `num_waiting` and block counts those after the second's
-    last step, `step_ns` is the sum of step durations. TTFT and inter-token times are sums over the events
+    last step, `max_running` and `max_waiting` the most after any step of it, `step_ns` is the sum of step durations. TTFT and inter-token times are sums over the events
     of the second, with their number, so that averages over any span are exact.
     """
 
@@ -226,6 +227,8 @@ class MetricRow(Base):
     num_evictions: Mapped[int]
     num_running: Mapped[int]
     num_waiting: Mapped[int]
+    max_running: Mapped[int]
+    max_waiting: Mapped[int]
     num_free: Mapped[int]
     num_cached: Mapped[int]
     num_used: Mapped[int]

@@ -34,7 +34,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses before the file is tried again; the last one repeats."""
 
 CHECK_FILE_S = 1.0
-"""How often to look whether the file is still there."""
+"""How often to look whether the file is still there and whole, and whether a reader has met damage."""
 
 _ROW_BYTES = 256
 """What a row takes in memory beside its texts and blobs."""
@@ -130,11 +130,8 @@ class HistoryWriter:
     def put(self, *writes: Write) -> bool:
         """Queue statements for one transaction; False if there was no room and they are lost."""
         num_bytes = sum(write.num_bytes or _measure(write) for write in writes)
-        if self._state == "off":
-            self._lose(writes)
-            return False
-        if len(self._queue) >= MAX_QUEUED_PUTS or self._num_bytes + num_bytes > MAX_QUEUED_BYTES:
-            if not self._has_told_overflow:
+        if not self.has_room(num_bytes):
+            if self._state != "off" and not self._has_told_overflow:
                 logger.error("The queue of the history is full; steps and rows are lost until it is not.")
                 self._has_told_overflow = True
             self._lose(writes)
@@ -144,6 +141,11 @@ class HistoryWriter:
         self._num_put += 1
         self._wake.set()
         return True
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a transaction of this size would be queued now."""
+        fits = len(self._queue) < MAX_QUEUED_PUTS and self._num_bytes + num_bytes <= MAX_QUEUED_BYTES
+        return self._state != "off" and fits
 
     async def settle(self) -> None:
         """Wait until all that was put before is written or given up. May be called on another loop."""
@@ -176,9 +178,8 @@ class HistoryWriter:
     async def _run(self) -> None:
         try:
             if await self._open():
-                while True:
-                    await self._wake.wait()
-                    await self._pause()
+                while self._state != "off":
+                    await self._wait_for_work()
                     await self._write_some()
         except Exception:
             logger.exception("The history's writer has failed")
@@ -210,6 +211,14 @@ class HistoryWriter:
             except Exception:
                 logger.exception("The history could not be put in order")
 
+    async def _wait_for_work(self) -> None:
+        """Return when something is queued, or when it is time to look at the file again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_FILE_S):
+                await self._wake.wait()
+        if self._queue:
+            await self._pause()
+
     async def _pause(self) -> None:
         """Let more come together; after failures, give the file time."""
         if self._num_failures:
@@ -222,6 +231,8 @@ class HistoryWriter:
         batch = list(islice(self._queue, num_puts))
         try:
             await self._check_file()
+            if not batch:
+                return
             async with self._database.write() as connection:
                 for statement, rows in _merge(batch):
                     await connection.execute(statement, rows or None)
@@ -238,7 +249,7 @@ class HistoryWriter:
 
     async def _check_file(self) -> None:
         now_s = time.monotonic()
-        if now_s - self._checked_s > CHECK_FILE_S:
+        if now_s - self._checked_s >= CHECK_FILE_S:
             self._checked_s = now_s
             await asyncio.to_thread(self._database.check_file)
 

@@ -34,7 +34,7 @@ _SUMS: Final = (
     "ttft_ns",
     "num_ttft",
 )
-_MAXIMA: Final = ("max_step_ns", "max_ttft_ns")
+_MAXIMA: Final = ("max_step_ns", "max_ttft_ns", "max_running", "max_waiting")
 _NEWEST: Final = ("last_step", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
 
 
@@ -73,6 +73,8 @@ class MetricSums(msgspec.Struct):
     num_evictions: int = 0
     num_running: int = 0
     num_waiting: int = 0
+    max_running: int = 0
+    max_waiting: int = 0
     num_free: int = 0
     num_cached: int = 0
     num_used: int = 0
@@ -115,6 +117,8 @@ class MetricLog:
         sums.max_step_ns = max(sums.max_step_ns, step_ns)
         sums.last_step = record.step
         sums.num_running, sums.num_waiting = record.num_running, record.num_waiting
+        sums.max_running = max(sums.max_running, record.num_running)
+        sums.max_waiting = max(sums.max_waiting, record.num_waiting)
         sums.num_free, sums.num_cached, sums.num_used = record.num_free, record.num_cached, record.num_used
         self._take_totals(record, snapshot.totals, sums)
         for event in record.events:

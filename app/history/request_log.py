@@ -4,21 +4,24 @@ All numbers come from the step records; what only the caller of the engine knows
 comes through `RequestSink`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import bindparam, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.models import RequestEventRow, RequestRow, RequestTextRow
 from app.db.writer import HistoryWriter, Write
+from app.history.crash_repair import INTERRUPTED, OPEN_STATUSES
+from app.history.lost_requests import LostRequests
 from app.history.recorder import TextSwitch
-from app.history.request_info import KIND_API, RequestInfo, RequestOutput
+from app.history.request_info import KIND_API, RequestInfo, RequestOutput, encode_params
 from app.history.request_state import OpenChoice, OpenRequest, most_severe
 from engine.config import EngineConfig
 from engine.records import Admitted, Arrived, Event, Finished, Preempted, Rejected, Reset, StepRecord
-from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason
 from engine.snapshot import EngineSnapshot
 
@@ -29,11 +32,24 @@ _INSERT_REQUEST: Final = insert(RequestRow).on_conflict_do_nothing()
 _INSERT_TEXT: Final = insert(RequestTextRow).on_conflict_do_nothing()
 _INSERT_EVENT: Final = insert(RequestEventRow)
 _UPDATE_REQUEST: Final = update(RequestRow).where(RequestRow.id == bindparam("row_id"))
-_UPDATE_TEXT: Final = update(RequestTextRow).where(RequestTextRow.request_id == bindparam("row_id"))
+_PUT_REQUEST: Final = insert(RequestRow).on_conflict_do_update(
+    index_elements=[RequestRow.id],
+    set_={name: insert(RequestRow).excluded[name] for name in OpenRequest("", 0, 0, None).to_values(None)},
+)
+_END_SESSION: Final = (
+    update(RequestRow)
+    .where(RequestRow.session_id == bindparam("session"), RequestRow.status.in_(OPEN_STATUSES))
+    .values(status=INTERRUPTED, ended_step=bindparam("step"), ended_ns=bindparam("t_ns"))
+)
+_UPDATE_TEXT: Final = update(RequestTextRow).where(
+    RequestTextRow.request_id == bindparam("row_id"),
+    select(RequestRow.arrived_step).where(RequestRow.id == bindparam("row_id")).scalar_subquery()
+    > bindparam("silent_step"),
+)
+"""Of an answer that was partly made while texts were not kept, nothing is kept."""
+
 _ROW_BYTES: Final = 400
 """What a row without texts takes in the queue, about."""
-
-_SAMPLING_DEFAULTS: Final = SamplingParams()
 
 
 class RequestLog:
@@ -49,16 +65,20 @@ class RequestLog:
         self._choices: dict[int, OpenChoice] = {}
         self._awaiting: dict[int, OpenChoice] = {}
         """Those whose next token is a moment of its own: the first one, or the first after a preemption."""
+        self._cut: set[str] = set()
         self._num_events = 0
         self._last_ns = 0
         self._last_step = 0
+        self._silent_step = 0  # the last one while texts were not kept
+        self._snapshot: EngineSnapshot | None = None
         self._batch = _Batch()
+        self._lost = LostRequests(self._put_again)
 
     # ---------------------------------------------------------------- from the caller of the engine
 
     def describe(self, info: RequestInfo) -> None:
         """Take what is known before the engine gets the request."""
-        self._unborn[info.request_id] = info
+        self._unborn[info.request_id] = info if self._text.is_on else info.without_texts()
         while len(self._unborn) > MAX_UNBORN:
             del self._unborn[next(iter(self._unborn))]
 
@@ -67,18 +87,18 @@ class RequestLog:
         info = self._unborn.get(request_id)
         if info is not None:
             # Its refusal is still to come, in a record.
-            self._unborn[request_id] = _without_texts(info)
+            self._unborn[request_id] = info.without_texts()
 
-    def add_output(self, output: RequestOutput) -> None:
+    def add_output(self, info: RequestInfo, output: RequestOutput) -> None:
         """Take what was delivered; it counts where the engine has computed more."""
         writes = []
-        if self._text.is_on and any(output.texts):
+        if self._may_keep_text(info) and any(output.texts):
             outputs = msgspec.json.encode(output.texts).decode()
-            row = {"row_id": output.request_id, "outputs": outputs}
+            row = {"row_id": output.request_id, "outputs": outputs, "silent_step": self._silent_step}
             writes.append(Write(_UPDATE_TEXT, [row], num_bytes=len(outputs)))
         reasons = [reason for reason in output.finish_reasons if reason is not None]
         if len(reasons) == len(output.finish_reasons):
-            request = self._requests.get(output.request_id)
+            request = self._requests.get(output.request_id) or self._lost.get(output.request_id)
             values: dict[str, Any] = {
                 "num_output_tokens": sum(output.num_tokens),
                 "finish_reason": most_severe(reasons),
@@ -87,9 +107,35 @@ class RequestLog:
                 request.delivered = values
             else:
                 row = {"row_id": output.request_id, **values}
-                writes.append(Write(_UPDATE_REQUEST, [row], num_bytes=_ROW_BYTES))
+                lose = partial(self._lost.add_values, output.request_id, values)
+                writes.append(Write(_UPDATE_REQUEST, [row], num_bytes=_ROW_BYTES, on_lost=lose))
         if writes:
             self._writer.put(*writes)
+
+    def interrupt(self, request_ids: Collection[str]) -> None:
+        """The server stops and ends these itself: nobody aborts them, their aborts are to come in records."""
+        self._cut.update(request_ids)
+
+    def current(self, request_id: str) -> dict[str, Any] | None:
+        """Return what changes in an open request's row, as it is now; None if it is not open."""
+        request, snapshot = self._requests.get(request_id), self._newest_state()
+        return request.to_values(snapshot) if request is not None and snapshot is not None else None
+
+    def open_ids(self, min_tokens: int) -> list[str]:
+        """Return the open requests that have so many tokens now, prompt and answer together."""
+        snapshot = self._newest_state()
+        if snapshot is None:
+            return []
+        return [
+            request_id
+            for request_id, request in self._requests.items()
+            if request.num_prompt_tokens + request.to_values(snapshot)["num_output_tokens"] >= min_tokens
+        ]
+
+    def _newest_state(self) -> EngineSnapshot | None:
+        """Return the state that belongs to `_requests`; None once recording has failed and lags behind it."""
+        snapshot = self._snapshot
+        return snapshot if snapshot is not None and snapshot.step == self._last_step else None
 
     # ---------------------------------------------------------------- from the step records
 
@@ -100,6 +146,9 @@ class RequestLog:
         """Put the rows of all that happened to requests in one step."""
         end_ns = record.t_ns + record.schedule_ns + record.forward_ns + record.sample_ns + record.host_ns
         self._last_ns, self._last_step = end_ns, record.step
+        self._snapshot = snapshot
+        if not self._text.is_on:
+            self._silent_step = record.step
         if not record.events and not self._awaiting:
             return
         batch = self._batch = _Batch()
@@ -112,13 +161,20 @@ class RequestLog:
 
     def on_close(self) -> None:
         """Mark what the end of the server cut off."""
-        batch = self._batch = _Batch()
+        batch, snapshot = _Batch(), self._newest_state()
         for request in self._requests.values():
-            request.status = "interrupted"
-            request.ended_ns, request.ended_step = self._last_ns, self._last_step
-            batch.updates.append(request.to_update(None))
+            request.end(INTERRUPTED, self._last_step, self._last_ns)
+            values = request.to_update(snapshot)
+            if snapshot is None:
+                del values["num_output_tokens"]  # not known; what the row has is nearer to it
+            batch.updates.append(values)
+            batch.touch(request)
         self._put(batch)
         self._requests.clear()
+        self._lost.close()
+        # Those that were forgotten have an end too.
+        end = {"session": self._session_id, "step": self._last_step, "t_ns": self._last_ns}
+        self._writer.put(Write(_END_SESSION, [end]))
 
     def _begin(self, event: Event, record: StepRecord) -> bool:
         """Take an event that comes before the step's tokens; return whether it was one."""
@@ -175,7 +231,7 @@ class RequestLog:
     def _preempt(self, event: Preempted, record: StepRecord) -> None:
         choice = self._choices[event.seq_id]
         self._awaiting.pop(event.seq_id, None)
-        choice.request.num_preemptions += 1
+        choice.request.preempt(choice)
         self._batch.touch(choice.request)
         beneficiary = self._choices.get(event.beneficiary)
         detail = {
@@ -185,7 +241,6 @@ class RequestLog:
             "num_tokens_lost": event.num_tokens_lost,
             "num_blocks_freed": event.num_blocks_freed,
             "beneficiary": beneficiary.request.request_id if beneficiary else None,
-            "num_candidates": len(event.candidates),
         }
         self._note_event(choice, record.step, record.t_ns, "preempted", detail)
 
@@ -214,6 +269,8 @@ class RequestLog:
         if event.reason == FinishReason.ERROR:
             request.error_code = "engine_error" if has_reset else "model_error"
         if request.finish_choice(choice, event, step, t_ns):
+            if request.ending == "aborted" and request.request_id in self._cut:
+                request.ending = INTERRUPTED
             del self._requests[request.request_id]
         self._batch.touch(request)
 
@@ -263,8 +320,27 @@ class RequestLog:
             _make_write(_INSERT_EVENT, batch.events),
         ]
         writes = [write for write in writes if write.rows]
+        touched = [*(request for request, _ in batch.born), *batch.changed.values()]
+        if touched:
+            writes[0] = replace(writes[0], on_lost=partial(self._lose, touched))
         if writes:
             self._writer.put(*writes)
+
+    def _lose(self, requests: list[OpenRequest]) -> None:
+        for request in requests:
+            if request.info is not None:
+                request.info = request.info.without_texts()  # they may wait for long
+        self._lost.add(requests)
+
+    def _put_again(self, requests: list[OpenRequest], values: dict[str, dict[str, Any]]) -> bool:
+        """Put rows that were lost as they are now; what is refused then is lost."""
+        if not self._writer.has_room(_ROW_BYTES * (len(requests) + len(values))):
+            return False
+        snapshot = self._newest_state()
+        rows = [{**self._make_row(request, None), **request.to_values(snapshot)} for request in requests]
+        updates = [{"row_id": name, **changed} for name, changed in values.items()]
+        writes = (_make_write(_PUT_REQUEST, rows), _make_write(_UPDATE_REQUEST, updates))
+        return self._writer.put(*(write for write in writes if write.rows))
 
     def _make_row(self, request: OpenRequest, info: RequestInfo | None) -> dict[str, Any]:
         info = info or request.info
@@ -278,12 +354,18 @@ class RequestLog:
             "num_choices": request.num_choices,
             "max_tokens": request.max_tokens,
             "num_prompt_tokens": request.num_prompt_tokens,
-            "params": _encode_params(info.sampling_params, with_texts=self._text.is_on) if info else "{}",
+            "params": self._encode_params(info) if info else "{}",
             **request.to_values(None),
         }
 
+    def _encode_params(self, info: RequestInfo) -> str:
+        return encode_params(info.sampling_params, with_texts=self._may_keep_text(info))
+
+    def _may_keep_text(self, info: RequestInfo) -> bool:
+        return self._text.is_on and info.may_keep_text()
+
     def _make_text(self, info: RequestInfo | None) -> dict[str, Any] | None:
-        if info is None or not self._text.is_on:
+        if info is None or not self._may_keep_text(info):
             return None
         if info.messages is not None:
             prompt = msgspec.json.encode({"messages": info.messages})
@@ -307,26 +389,3 @@ class _Batch:
 
 def _make_write(statement: Any, rows: Sequence[dict[str, Any]], num_extra_bytes: int = 0) -> Write:
     return Write(statement, rows, num_bytes=len(rows) * _ROW_BYTES + num_extra_bytes)
-
-
-def _without_texts(info: RequestInfo) -> RequestInfo:
-    return RequestInfo(
-        request_id=info.request_id,
-        kind=info.kind,
-        conversation_id=info.conversation_id,
-        sampling_params=info.sampling_params,
-        num_choices=info.num_choices,
-        num_prompts=info.num_prompts,
-        messages=None,
-        prompts=None,
-    )
-
-
-def _encode_params(params: SamplingParams, *, with_texts: bool) -> str:
-    """Return what differs from the defaults; stop strings are texts."""
-    values = {
-        name: value
-        for name, value in msgspec.structs.asdict(params).items()
-        if value != getattr(_SAMPLING_DEFAULTS, name) and (with_texts or name != "stop")
-    }
-    return msgspec.json.encode(values).decode()

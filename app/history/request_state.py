@@ -37,7 +37,8 @@ class OpenRequest:
         self.request_id = request_id
         self.arrived_ns, self.arrived_step = arrived_ns, arrived_step
         self.info = info
-        self.status = "waiting"
+        self.ending: str | None = None
+        """Its status for good, None while it is open."""
         self.num_choices = info.num_choices * info.num_prompts if info else 0
         self.max_tokens = 0
         self.num_prompt_tokens = 0
@@ -54,8 +55,14 @@ class OpenRequest:
         self.delivered: dict[str, Any] | None = None
         """What the client got, where that is known: tokens and reason; it counts more than the engine's."""
         self._open: set[int] = set()
+        self._in_slots: set[int] = set()
         self._num_ended_tokens = 0
         self._reasons: list[str] = []
+
+    @property
+    def status(self) -> str:
+        """Waiting while none of its choices has a slot, also when they had some and were preempted."""
+        return self.ending or ("running" if self._in_slots else "waiting")
 
     def add(self, choice: OpenChoice, event: Arrived) -> None:
         """Take in one choice; a prompt counts once, however many choices it has."""
@@ -68,13 +75,18 @@ class OpenRequest:
 
     def admit(self, choice: OpenChoice, event: Admitted, record: StepRecord) -> None:
         """A choice has got its slot, for the first time or again."""
-        self.status = "running"
+        self._in_slots.add(choice.seq_id)
         if self.admitted_ns is None:
             self.admitted_ns, self.admitted_step = record.t_ns, record.step
         if event.resumed:
             self.num_recomputed_tokens += event.num_tokens - event.num_cached_tokens
         elif self._counts(choice.choice_index):
             self.num_cached_tokens += event.num_cached_tokens
+
+    def preempt(self, choice: OpenChoice) -> None:
+        """A choice has lost its slot and waits again."""
+        self._in_slots.discard(choice.seq_id)
+        self.num_preemptions += 1
 
     def take_first_token(self, step: int, t_ns: int) -> None:
         """A choice has its first token."""
@@ -84,22 +96,26 @@ class OpenRequest:
     def finish_choice(self, choice: OpenChoice, event: Finished, step: int, t_ns: int) -> bool:
         """End one choice; return whether it was the last."""
         self._open.discard(choice.seq_id)
+        self._in_slots.discard(choice.seq_id)
         self._num_ended_tokens += event.num_output_tokens
         self._reasons.append(str(event.reason))
         if self._open:
             return False
         reason = FinishReason(most_severe(self._reasons))
-        self.status = _STATUS.get(reason, "finished")
-        self.ended_ns, self.ended_step = t_ns, step
+        self.end(_STATUS.get(reason, "finished"), step, t_ns)
         return True
+
+    def end(self, status: str, step: int, t_ns: int) -> None:
+        """It has ended so, whatever of it is still open."""
+        self.ending = status
+        self.ended_ns, self.ended_step = t_ns, step
 
     def reject(self, event: Rejected, record: StepRecord) -> None:
         """The engine has refused it."""
-        self.status = "rejected"
+        self.end("rejected", record.step, record.t_ns)
         self.num_choices = max(1, self.num_choices)
         self.max_tokens = (self.info.sampling_params.max_tokens if self.info else None) or 0
         self.num_prompt_tokens = event.num_prompt_tokens
-        self.ended_ns, self.ended_step = record.t_ns, record.step
         self.error_code = event.code
 
     def to_update(self, snapshot: EngineSnapshot | None) -> dict[str, Any]:
@@ -126,7 +142,7 @@ class OpenRequest:
             "finish_reason": most_severe(self._reasons) if self._reasons and not self._open else None,
             "error_code": self.error_code,
         }
-        if self.delivered is not None and self.status == "finished":
+        if self.delivered is not None and self.ending == "finished":
             values |= self.delivered
         return values
 

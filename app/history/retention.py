@@ -1,8 +1,9 @@
 """Keeps the history within its size: the oldest steps go first, conversations never.
 
-What goes, in this order: the steps of sessions without a star, oldest first (also old ones of the session
-that is being recorded); then those sessions themselves, with their requests and metrics. Deleted pages are
-used again, and given back to the file system a little at a time.
+What goes, in this order: steps, of ended sessions first, the oldest first, then of the one that is being
+recorded but for its newest; requests, events and seconds that are older than the steps that are left, in the
+same order of sessions; then ended sessions with all that is left of them. Starred sessions are left alone.
+Deleted pages are used again, and given back to the file system a little at a time.
 """
 
 import asyncio
@@ -10,13 +11,14 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, delete, exists, func, literal_column, select, text, update
+from sqlalchemy import delete, exists, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from app.db.database import Database
-from app.db.models import ChunkRow, KeyframeRow, MetricRow, RequestEventRow, RequestRow, SessionRow
+from app.db.models import Base, ChunkRow, KeyframeRow, SessionRow
 from app.db.writer import HistoryWriter
 from app.errors import HistoryUnavailableError
+from app.history.deletion import PIECE_BYTES, delete_old_requests, delete_session, delete_steps
 from app.history.step_log import CHUNK_STEPS
 
 logger = logging.getLogger(__name__)
@@ -25,10 +27,9 @@ INTERVAL_S = 60.0
 TARGET_SHARE = 0.9
 """Once the limit is passed, room is made down to this share of it, so that it lasts for a while."""
 
-CUT_BYTES = 8 * 2**20
-"""At most about so many bytes of steps are deleted in one transaction; the writer waits that long."""
+KEPT_STEPS = 4 * CHUNK_STEPS
+"""So many of its newest steps the session that is being recorded keeps, whatever the limit."""
 
-DELETE_ROWS = 5_000
 VACUUM_PAGES = 1_024
 MIN_FREE_PAGES = 64
 """So few free pages are left for what comes next."""
@@ -62,6 +63,7 @@ class Retention:
         self._writer = writer
         self._session_id = session_id
         self._limit_bytes = limit_bytes
+        self._bare: set[str] = set()  # sessions without old requests, while room is made
         self._has_told_limit = False
         self._has_told_fault = False
         self._task: asyncio.Task[None] | None = None
@@ -88,6 +90,7 @@ class Retention:
     async def shrink(self) -> None:
         """Bring the history below its limit if it is above; raises `HistoryUnavailableError`."""
         usage = await self.measure()
+        self._bare.clear()
         if usage.used_bytes > self._limit_bytes:
             target = int(self._limit_bytes * TARGET_SHARE)
             while usage.used_bytes > target and await self._give_up_some(usage.used_bytes - target):
@@ -104,6 +107,7 @@ class Retention:
         while True:
             try:
                 if self._database.is_open:
+                    await self._look()
                     await self.shrink()
             except HistoryUnavailableError as error:
                 logger.debug("The history's size is not looked at: %s", error)
@@ -113,12 +117,22 @@ class Retention:
                 self._has_told_fault = True
             await asyncio.sleep(INTERVAL_S)
 
+    async def _look(self) -> None:
+        """Read a little of each table: damage is found even if nobody looks at the history."""
+        ends = ", ".join(
+            f"(SELECT {end}(rowid) FROM {name})"  # noqa: S608 - our own tables
+            for name in Base.metadata.tables
+            for end in ("min", "max")
+        )
+        async with self._database.read() as session:
+            await session.execute(text(f"SELECT {ends}"))
+
     def _tell_limit(self, used_bytes: int) -> None:
         is_over = used_bytes > self._limit_bytes
         if is_over and not self._has_told_limit:
             logger.warning(
                 "The history takes %d bytes, more than --history-size %d: what is left are conversations, "
-                "starred sessions and the newest steps, which are kept.",
+                "starred sessions, and the newest steps of this run with their requests, which are kept.",
                 used_bytes,
                 self._limit_bytes,
             )
@@ -127,24 +141,34 @@ class Retention:
     async def _give_up_some(self, num_bytes: int) -> bool:
         """Delete what is least worth keeping, about `num_bytes` or less; False if there is nothing."""
         async with self._database.read() as session:
-            cut = await self._find_cut(session, min(num_bytes, CUT_BYTES))
-            victim = None if cut is not None else await self._find_session(session)
+            cut = await self._find_cut(session, min(num_bytes, PIECE_BYTES))
         if cut is not None:
-            async with self._database.write() as connection:
-                await _cut(connection, cut)
-            logger.info("Steps up to %d of session %s gave way to newer ones", cut.last_step, cut.session_id)
+            await self._cut(cut)
             return True
+        async with self._database.read() as session:
+            names = await self._find_sessions(session)
+        for name in names:
+            if name not in self._bare and await delete_old_requests(self._database, name):
+                return True
+            self._bare.add(name)
+        victim = next((name for name in names if name != self._session_id), None)
         if victim is not None:
-            await self._delete_session(victim)
+            await delete_session(self._database, victim)
             logger.info("Session %s gave way to newer ones", victim)
         return victim is not None
+
+    async def _cut(self, cut: _Cut) -> None:
+        if cut.is_all:
+            await delete_steps(self._database, cut.session_id)
+        else:
+            async with self._database.write() as connection:
+                await _cut_start(connection, cut)
+        logger.info("Steps up to %d of session %s gave way to newer ones", cut.last_step, cut.session_id)
 
     async def _find_cut(self, session: AsyncSession, num_bytes: int) -> _Cut | None:
         has_steps = exists().where(ChunkRow.session_id == SessionRow.id)
         query = select(SessionRow.id, SessionRow.last_step).where(~SessionRow.is_starred, has_steps)
-        # The running session may have the earliest start where a clock was set back; it comes last.
-        order = (SessionRow.id == self._session_id, SessionRow.started_ns, SessionRow.id)
-        for session_id, last_step in (await session.execute(query.order_by(*order))).all():
+        for session_id, last_step in (await session.execute(query.order_by(*self._order()))).all():
             cut = await self._find_cut_in(session, session_id, last_step, num_bytes)
             if cut is not None:
                 return cut
@@ -161,47 +185,37 @@ class Retention:
             .limit(_MAX_CHUNKS_READ)
         )
         chunks = (await session.execute(query)).all()
-        states = select(KeyframeRow.step).where(
-            KeyframeRow.session_id == session_id,
-            KeyframeRow.step % CHUNK_STEPS == 0,  # sessions begin with a complete chunk
+        states = (
+            select(KeyframeRow.step, func.length(KeyframeRow.state))
+            .where(
+                KeyframeRow.session_id == session_id,
+                KeyframeRow.step % CHUNK_STEPS == 0,  # sessions begin with a complete chunk
+                KeyframeRow.step <= last_step - (KEPT_STEPS if session_id == self._session_id else 0),
+            )
+            .order_by(KeyframeRow.step)
         )
-        steps = sorted((await session.execute(states)).scalars())
         best, freed, index = None, 0, 0
-        for step in steps:
+        for step, num_state_bytes in (await session.execute(states)).all():
             while index < len(chunks) and chunks[index][0] <= step:
                 freed += chunks[index][1]
                 index += 1
-            if freed:
+            if index:
                 best = step
             if freed >= num_bytes:
                 break
+            freed += num_state_bytes  # the next cut takes it
         is_short = freed < num_bytes and len(chunks) < _MAX_CHUNKS_READ
         if session_id != self._session_id and (is_short or best is None or best >= last_step):
             return _Cut(session_id, last_step, is_all=True)
         return None if best is None else _Cut(session_id, best, is_all=False)
 
-    async def _find_session(self, session: AsyncSession) -> str | None:
-        query = (
-            select(SessionRow.id)
-            .where(~SessionRow.is_starred, SessionRow.id != self._session_id)
-            .order_by(SessionRow.started_ns, SessionRow.id)
-            .limit(1)
-        )
-        return (await session.execute(query)).scalar_one_or_none()
+    async def _find_sessions(self, session: AsyncSession) -> list[str]:
+        query = select(SessionRow.id).where(~SessionRow.is_starred).order_by(*self._order())
+        return list((await session.execute(query)).scalars())
 
-    async def _delete_session(self, session_id: str) -> None:
-        for model in (RequestRow, RequestEventRow, MetricRow):
-            while await self._delete_rows(model, session_id) == DELETE_ROWS:
-                pass
-        async with self._database.write() as connection:
-            await connection.execute(delete(SessionRow).where(SessionRow.id == session_id))
-
-    async def _delete_rows(self, model: Any, session_id: str) -> int:
-        rowid = literal_column("rowid", BigInteger)
-        some = select(rowid).select_from(model).where(model.session_id == session_id).limit(DELETE_ROWS)
-        async with self._database.write() as connection:
-            result = await connection.execute(delete(model).where(rowid.in_(some)))
-        return int(result.rowcount)
+    def _order(self) -> tuple[Any, ...]:
+        """The oldest first; the running session, which a clock set back may make the oldest, comes last."""
+        return (SessionRow.id == self._session_id, SessionRow.started_ns, SessionRow.id)
 
     async def _vacuum(self) -> None:
         async with self._database.write() as connection:
@@ -213,18 +227,17 @@ class Retention:
             await cursor.close()
 
 
-async def _cut(connection: AsyncConnection, cut: _Cut) -> None:
+async def _cut_start(connection: AsyncConnection, cut: _Cut) -> None:
     """Delete a session's steps up to one, whose state stays as what the later ones are folded from."""
-    chunks = delete(ChunkRow).where(ChunkRow.session_id == cut.session_id)
-    states = delete(KeyframeRow).where(KeyframeRow.session_id == cut.session_id)
-    if not cut.is_all:
-        chunks = chunks.where(ChunkRow.first_step + ChunkRow.num_steps - 1 <= cut.last_step)
-        states = states.where(KeyframeRow.step < cut.last_step)
-        base = update(KeyframeRow).where(
-            KeyframeRow.session_id == cut.session_id, KeyframeRow.step == cut.last_step
+    of_session = KeyframeRow.session_id == cut.session_id
+    base = update(KeyframeRow).where(of_session, KeyframeRow.step == cut.last_step)
+    await connection.execute(base.values(is_base=True))
+    await connection.execute(
+        delete(ChunkRow).where(
+            ChunkRow.session_id == cut.session_id,
+            ChunkRow.first_step + ChunkRow.num_steps - 1 <= cut.last_step,
         )
-        await connection.execute(base.values(is_base=True))
-    await connection.execute(chunks)
-    await connection.execute(states)
+    )
+    await connection.execute(delete(KeyframeRow).where(of_session, KeyframeRow.step < cut.last_step))
     start = update(SessionRow).where(SessionRow.id == cut.session_id)
     await connection.execute(start.values(first_step=cut.last_step + 1))

@@ -7,8 +7,10 @@ from the session's start or from a base, even when all other states are deleted.
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from sqlalchemy import bindparam, delete, insert, update
@@ -68,7 +70,9 @@ class StepLog:
         self._pending: list[StepRecord] = []
         self._run: list[StepRecord] = []  # of the current 256 steps, as far as they are written as small rows
         self._timer: asyncio.TimerHandle | None = None
-        self._compactions: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # what is encoded off the event loop
+        self._encoding: SnapshotState | None = None  # the base that is
+        self._is_closed = False
         self._loss: _Loss | None = None
         self._base: SnapshotState | None = None
         self._num_losses = 0
@@ -88,15 +92,15 @@ class StepLog:
         if record.step % CHUNK_STEPS == 0:
             self.flush()
             self._begin_compaction(snapshot)
-        elif self._timer is None:
-            delay_s = self._delay_s if self._loss is None else RETRY_S
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.flush)
+        else:
+            self._flush_later()
 
     def on_close(self) -> None:
         """Write what waits; what is left of the last run becomes one row."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()  # its records are there as small rows, a base is still to come
         self.flush()
-        for task in self._compactions:
-            task.cancel()  # its records are there as small rows
         if len(self._run) > 1 and self._loss is None:
             self._put_run(self._run, encode_columns(self._run))
         self._run = []
@@ -107,23 +111,23 @@ class StepLog:
             self._timer.cancel()
             self._timer = None
         if self._base is not None and self._writer.status.state != "off":
-            self._put_after_loss(self._base)
+            self._end_gap(self._base)
         elif self._pending:
             loss = _Loss(self._pending[0].step, self._num_lost_steps)
-            self._put([], self._take_pending(), loss)
+            self._put([], loss)
+
+    def _flush_later(self) -> None:
+        if self._timer is None and not self._is_closed:
+            delay_s = self._delay_s if self._loss is None else RETRY_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.flush)
 
     # ---------------------------------------------------------------- small rows
 
-    def _take_pending(self) -> list[StepRecord]:
-        records, self._pending = self._pending, []
-        self._run += records
-        return records
-
-    def _put(self, writes: list[Write], records: list[StepRecord], loss: _Loss) -> None:
-        """Queue `writes` and a row of `records`; `loss` is what it is if they do not get there."""
+    def _put(self, writes: list[Write], loss: _Loss) -> None:
+        """Queue `writes` and rows of what waits; `loss` is what it is if they do not get there."""
         on_lost = partial(self._on_lost, loss)
         last_step = self._base.step if self._base is not None else 0
-        if records:
+        for records in self._take_pending():
             last_step = records[-1].step
             data = encode_plain(records)
             row = self._make_row(records, data)
@@ -132,6 +136,18 @@ class StepLog:
         values = {"session": self._session_id, "last": last_step, "num_lost": self._num_lost_steps}
         writes.append(Write(_UPDATE_SESSION, [values], on_lost=on_lost))
         self._writer.put(*writes)
+
+    def _take_pending(self) -> list[list[StepRecord]]:
+        """Return what waits as one row, or as several so that none reaches over the end of a run."""
+        rows: list[list[StepRecord]] = []
+        for record in self._pending:
+            if not rows or rows[-1][-1].step % CHUNK_STEPS == 0:
+                rows.append([])
+                self._run = [] if record.step % CHUNK_STEPS == 1 else self._run
+            rows[-1].append(record)
+            self._run.append(record)
+        self._pending = []
+        return rows
 
     def _make_row(self, records: list[StepRecord], data: bytes) -> dict[str, object]:
         return {
@@ -157,13 +173,31 @@ class StepLog:
         if self._base is None or self._base.step != self._snapshot.step:
             # The newest state: records from the next one on are readable with it.
             self._base = self._export(self._snapshot)
+        self._flush_later()  # there may be no more records
         self._num_lost_steps = self._loss.num_before + self._base.step - self._loss.first_step + 1
 
-    def _put_after_loss(self, base: SnapshotState) -> None:
+    def _end_gap(self, base: SnapshotState) -> None:
+        """Queue the end of a gap once its state is encoded, off the event loop unless there is no later."""
+        if self._is_closed:
+            self._put_after_loss(base, encode_state(base))
+        elif self._encoding is None:
+            self._encoding = base
+            self._run_task(self._encode_base(base))
+
+    async def _encode_base(self, base: SnapshotState) -> None:
+        try:
+            data = await asyncio.to_thread(encode_state, base)
+        finally:
+            self._encoding = None
+        if self._base is base:
+            self._put_after_loss(base, data)
+        else:  # more was lost in the meantime
+            self._flush_later()
+
+    def _put_after_loss(self, base: SnapshotState, data: bytes) -> None:
         """Queue the end of a gap and what has come since; what lies in the gap can no longer be read."""
         loss = self._loss
         assert loss is not None, "a base is there because of a loss"  # noqa: S101
-        data = encode_state(base)
         keyframe = {"session_id": self._session_id, "step": base.step, "is_base": True, "state": data}
         writes = [
             Write(
@@ -178,9 +212,8 @@ class StepLog:
             ),
             Write(_INSERT_STATE, [keyframe], num_bytes=len(data)),
         ]
-        records = self._take_pending()
         self._loss = None
-        self._put(writes, records, loss)
+        self._put(writes, loss)
         if self._loss is None:  # there was room for it
             self._base = None
 
@@ -191,9 +224,12 @@ class StepLog:
         if self._base is not None or not records:
             return
         state = self._export(snapshot)
-        task = asyncio.create_task(self._compact(records, state, self._num_losses))
-        self._compactions.add(task)
-        task.add_done_callback(self._compactions.discard)
+        self._run_task(self._compact(records, state, self._num_losses))
+
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _compact(self, records: list[StepRecord], state: SnapshotState, num_losses: int) -> None:
         """Encode off the event loop, then let one row and a state take the place of the small rows."""

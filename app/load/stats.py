@@ -70,7 +70,7 @@ def _counted(number: int, noun: str) -> str:
 def progress_text(stats: LoadStats, tokens_per_s: float) -> str:
     """Return the state of a run in one line."""
     return (
-        f"running {stats.num_running}, finished {stats.num_finished}, failed {stats.num_failed}, "
+        f"open {stats.num_running}, finished {stats.num_finished}, failed {stats.num_failed}, "
         f"skipped {stats.num_skipped} of {stats.num_planned}, {tokens_per_s:.1f} tok/s"
     )
 

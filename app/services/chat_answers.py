@@ -43,9 +43,14 @@ class Answer:
         engine: Engine,
         conversation: Conversation,
         message: Message,
+        *,
         save: Callable[[Message], None],
+        is_stored: Callable[[], bool],
     ) -> None:
-        """Nothing runs before `start`; `save` is told when the message should be kept."""
+        """Nothing runs before `start`; `save` is told when the message should be kept.
+
+        `is_stored` says whether the conversation is, with the texts of its requests.
+        """
         self.message = message
         self.changed = asyncio.Event()
         """Set at the next change; every change makes a new one."""
@@ -53,6 +58,7 @@ class Answer:
         self._conversation = conversation
         self._params = conversation.params.to_sampling_params()
         self._save = save
+        self._is_stored = is_stored
         self._saved_at = time.monotonic()
         self._generation: Generation | None = None
         self._finish_reason: str | None = None
@@ -95,9 +101,10 @@ class Answer:
             else:
                 self._end(MessageStatus.INTERRUPTED, str(error), error.code)
         except ContextLengthError as error:
-            self._end(
-                MessageStatus.FAILED, f"The conversation has outgrown the context. {error}", CONTEXT_CODE
+            what = (
+                "The conversation has outgrown" if self._conversation.sent_turns() else "This is longer than"
             )
+            self._end(MessageStatus.FAILED, f"{what} the context. {error}", CONTEXT_CODE)
         except Exception as error:
             info = describe_error(error)
             if info.code == "internal_error":
@@ -106,7 +113,10 @@ class Answer:
 
     def _on_done(self, _: asyncio.Task[None]) -> None:
         if self.message.is_streaming:  # cancelled before it ran at all
-            self._end(MessageStatus.STOPPED if self._is_stop_asked else MessageStatus.INTERRUPTED)
+            if self._is_stop_asked:
+                self._end(MessageStatus.STOPPED)
+            else:
+                self._end(MessageStatus.INTERRUPTED, _SHUTDOWN_TEXT)
 
     async def _generate(self) -> None:
         spec = GenerationSpec(
@@ -115,6 +125,7 @@ class Answer:
             messages=self._conversation.make_prompt(),
             kind=KIND_CHAT,
             conversation_id=self._conversation.id,
+            may_keep_text=self._is_stored,
         )
         async with self._engine.host.preparing():
             generation = self._generation = await self._engine.generations.start(spec)
@@ -131,7 +142,7 @@ class Answer:
 
     def _save_now_and_then(self) -> None:
         now = time.monotonic()
-        if now - self._saved_at >= SAVE_S:
+        if self._is_stored() and now - self._saved_at >= SAVE_S:
             self._saved_at = now
             self._save(self.message)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.database import Database
@@ -19,6 +19,7 @@ from app.services.chat_types import (
     Role,
     Turn,
 )
+from app.services.write_through import write_through
 
 _ROW_BYTES: Final = 512
 """Roughly what a row takes beside its texts."""
@@ -44,8 +45,8 @@ class ChatStore:
 
     def save(
         self, conversation: Conversation, messages: Iterable[Message], on_lost: Callable[[], None]
-    ) -> None:
-        """Keep the conversation's own facts and some of its messages as they are now."""
+    ) -> bool:
+        """Keep the conversation and some of its messages as they are now; False if they are lost at once."""
         rows = [_message_row(conversation.id, message) for message in messages]
         num_bytes = sum(_ROW_BYTES + 4 * len(row["text"]) for row in rows)
         head = Write(
@@ -55,14 +56,25 @@ class ChatStore:
             on_lost=on_lost,
         )
         writes = [head, Write(self._upsert_message, rows, num_bytes=num_bytes)] if rows else [head]
-        self._writer.put(*writes)
+        return self._writer.put(*writes)
 
-    def delete(self, conversation_id: str) -> None:
-        """Forget a conversation with all that was said, there and in the texts of its requests."""
+    async def delete(self, conversation_id: str, on_lost: Callable[[], object]) -> None:
+        """Forget a conversation with all that was said, there and in the texts of its requests.
+
+        Returns when that is written. Raises `HistoryUnavailableError` if it is lost, which `on_lost` is told
+        too, or still waits; `on_lost` may then be told later.
+        """
         requests = select(RequestRow.id).where(RequestRow.conversation_id == conversation_id)
-        self._writer.put(
-            Write(delete(RequestTextRow).where(RequestTextRow.request_id.in_(requests))),
-            Write(delete(ConversationRow).where(ConversationRow.id == conversation_id)),
+        without_stop = func.json_remove(RequestRow.params, "$.stop")
+        await write_through(
+            self._writer,
+            delete(RequestTextRow).where(RequestTextRow.request_id.in_(requests)),
+            update(RequestRow)
+            .where(RequestRow.conversation_id == conversation_id)
+            .values(params=without_stop),
+            delete(ConversationRow).where(ConversationRow.id == conversation_id),
+            what="The deletion",
+            on_lost=on_lost,
         )
 
     async def load(self, conversation_id: str) -> Conversation | None:
@@ -84,6 +96,7 @@ class ChatStore:
                 system_prompt=row.system_prompt,
                 params=msgspec.json.decode(row.params, type=ChatParams),
                 turns=_make_turns(_read_message(message) for message in messages),
+                is_in_history=True,
             )
 
     async def list_heads(self, limit: int) -> list[ConversationHead]:

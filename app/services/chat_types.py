@@ -134,8 +134,13 @@ class Turn:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the model does not get it."""
+        """Whether it was left out to make room in the context."""
         return self.question.is_left_out
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the variant that is shown has text; templates want questions and answers in turn."""
+        return self.answer is not None and bool(self.answer.text)
 
     @property
     def messages(self) -> list[Message]:
@@ -156,7 +161,10 @@ class Turn:
 
 @dataclass(kw_only=True)
 class Conversation:
-    """A chat. `is_stored`: all of it so far is, or will be, in the history."""
+    """A chat. `is_stored`: all of it so far is, or will be, in the history; never again once it is not.
+
+    `is_in_history`: something of it is, or may be.
+    """
 
     id: str
     created_ns: int
@@ -166,6 +174,7 @@ class Conversation:
     params: ChatParams = DEFAULT_PARAMS
     turns: list[Turn] = field(default_factory=list)
     is_stored: bool = True
+    is_in_history: bool = False
 
     @property
     def messages(self) -> Iterator[Message]:
@@ -205,7 +214,7 @@ class Conversation:
 
     def sent_turns(self) -> list[Turn]:
         """Return the earlier turns that the model gets with the newest question."""
-        return [turn for turn in self.turns[:-1] if not turn.is_left_out and turn.answer is not None]
+        return [turn for turn in self.turns[:-1] if not turn.is_left_out and turn.is_answered]
 
 
 def make_title(text: str) -> str:

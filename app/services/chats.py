@@ -11,14 +11,22 @@ from uuid import uuid4
 
 from app.errors import HistoryUnavailableError
 from app.services.chat_answers import Answer, Engine
+from app.services.chat_rules import (
+    ChatInput,
+    ChatStateError,
+    UnknownChatError,
+    adopt,
+    check_can_answer,
+    check_can_drop,
+    check_idle,
+    check_present,
+    count_turns_to_drop,
+)
 from app.services.chat_store import ChatStore, ConversationHead
 from app.services.chat_types import (
-    CONTEXT_CODE,
     MAX_TEXT_CHARS,
     MAX_TITLE_CHARS,
     MAX_TURNS,
-    MAX_VARIANTS,
-    ChatParams,
     Conversation,
     Message,
     MessageStatus,
@@ -34,27 +42,7 @@ MAX_CHARS: Final = 32 * 2**20
 """What stays in memory of conversations in which nothing is written now."""
 
 MAX_DELETED: Final = 1024
-ROOM_SHARE: Final = 8
-"""Dropping old turns leaves at least this part of the context for the answer, if it is to be that long."""
-
 _STOP_TIMEOUT_S: Final = 5.0
-
-
-class UnknownChatError(RequestError):
-    """There is no such conversation, or no such message in it."""
-
-
-class ChatStateError(RequestError):
-    """What was asked for does not go with what the conversation is at."""
-
-
-@dataclass(frozen=True)
-class ChatInput:
-    """What somebody typed, checked: None for what is to stay as it is."""
-
-    text: str = ""
-    system_prompt: str | None = None
-    params: ChatParams | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +153,7 @@ class ChatService:
     async def ask(self, conversation_id: str, asked: ChatInput) -> Conversation:
         """Add a question and begin its answer; raises `RequestError`."""
         conversation = await self.get(conversation_id)
-        _check_idle(conversation)
+        check_idle(conversation)
         if len(conversation.turns) >= MAX_TURNS:
             raise ChatStateError(f"A conversation ends after {MAX_TURNS} turns; begin a new one.")
         self._ask(conversation, asked)
@@ -176,12 +164,9 @@ class ChatService:
     ) -> Conversation:
         """Begin another variant of the newest answer; the older ones stay."""
         conversation, turn, _ = await self.find(conversation_id, message_id)
-        _check_idle(conversation)
-        _check_newest(conversation, turn)
-        if len(turn.answers) >= MAX_VARIANTS:
-            raise ChatStateError(f"An answer has at most {MAX_VARIANTS} variants.")
+        check_can_answer(conversation, turn)
         if asked is not None:
-            _adopt(conversation, asked)
+            adopt(conversation, asked)
         self._begin_answer(conversation, turn)
         return conversation
 
@@ -191,13 +176,12 @@ class ChatService:
         Raises `ChatStateError` if that cannot help.
         """
         conversation, turn, _ = await self.find(conversation_id, message_id)
-        _check_idle(conversation)
-        _check_newest(conversation, turn)
+        check_can_drop(conversation, turn)
         answer = turn.answer
         is_cut = answer is not None and answer.stats.is_context_full  # it fits, but for the answer's end
-        num_dropped = max(int(is_cut), await self._count_turns_to_drop(conversation))
-        _check_idle(conversation)  # counting took a while
-        _check_newest(conversation, turn)
+        num_dropped = max(int(is_cut), await count_turns_to_drop(self._engine, conversation))
+        check_present(conversation, self._conversations)  # counting took a while
+        check_can_drop(conversation, turn)
         dropped = conversation.sent_turns()[:num_dropped]
         changed = [message for old in dropped for message in old.leave_out()]
         self._begin_answer(conversation, turn, changed)
@@ -210,6 +194,7 @@ class ChatService:
         if answer is not None and answer.task is not None:
             answer.stop()
             await asyncio.wait([answer.task], timeout=_STOP_TIMEOUT_S)
+            check_present(conversation, self._conversations)
         return conversation
 
     # ---------------------------------------------------------------- editing
@@ -217,7 +202,7 @@ class ChatService:
     async def choose(self, conversation_id: str, message_id: str) -> Conversation:
         """Show one variant of an answer and send it to the model from now on."""
         conversation, turn, message = await self.find(conversation_id, message_id)
-        _check_idle(conversation)
+        check_idle(conversation)
         if message.role is not Role.ASSISTANT:
             raise ChatStateError("Only answers have variants.")
         turn.choose(message.variant)
@@ -236,7 +221,10 @@ class ChatService:
         return conversation
 
     async def delete(self, conversation_id: str) -> None:
-        """Forget a conversation, here and in the history; an answer that is being written ends."""
+        """Forget a conversation, here and in the history; an answer that is being written ends.
+
+        Returns when the history has, too; raises `HistoryUnavailableError` if it could not, or not yet.
+        """
         conversation = await self.get(conversation_id)
         self._deleted[conversation_id] = None
         if len(self._deleted) > MAX_DELETED:
@@ -247,7 +235,9 @@ class ChatService:
             answer = self._answers.get(message.id)
             if answer is not None:
                 answer.stop()
-        self._store.delete(conversation_id)
+        if conversation.is_in_history:
+            # If the history does not take it, the conversation is there still, and is shown again.
+            await self._store.delete(conversation_id, lambda: self._deleted.pop(conversation_id, None))
 
     # ---------------------------------------------------------------- inside
 
@@ -255,8 +245,7 @@ class ChatService:
         check_text(asked.text, "text", MAX_TEXT_CHARS)
         if not asked.text.strip():
             raise RequestError("text is empty; write a message.", param="text", code="invalid_value")
-        _adopt(conversation, asked)
-        changed = _leave_unanswered_out(conversation)
+        adopt(conversation, asked)
         question = Message(
             id=uuid4().hex,
             position=2 * len(conversation.turns),
@@ -267,7 +256,7 @@ class ChatService:
         )
         turn = Turn(question)
         conversation.turns.append(turn)
-        self._begin_answer(conversation, turn, [*changed, question])
+        self._begin_answer(conversation, turn, [question])
 
     def _begin_answer(self, conversation: Conversation, turn: Turn, changed: Iterable[Message] = ()) -> None:
         message = Message(
@@ -285,45 +274,27 @@ class ChatService:
         conversation.updated_ns = message.created_ns
         self._keep(conversation)
         self._save(conversation, [*changed, *turn.answers])
-        answer = Answer(self._engine, conversation, message, lambda kept: self._save(conversation, [kept]))
+        answer = Answer(
+            self._engine,
+            conversation,
+            message,
+            save=lambda kept: self._save(conversation, [kept]),
+            is_stored=partial(self._look_whether_stored, conversation),
+        )
         self._answers[message.id] = answer
         answer.start()
         assert answer.task is not None  # noqa: S101 - it was started
         answer.task.add_done_callback(lambda _: self._answers.pop(message.id, None))
 
-    async def _count_turns_to_drop(self, conversation: Conversation) -> int:
-        """Return the least number that leaves room for an answer; all, if there is not that much room."""
-        config = self._engine.host.config
-        if config is None:
-            self._engine.host.check_available()
-            raise ChatStateError("The model is still loading; try again in a moment.")
-        num_turns = len(conversation.sent_turns())
-        room = max(1, min(conversation.params.max_tokens, config.max_model_len // ROOM_SHARE))
-
-        async def fits(num_dropped: int, room: int) -> bool:
-            num_tokens = await self._engine.generations.count_chat_tokens(
-                conversation.make_prompt(num_dropped)
-            )
-            return num_tokens + room <= config.max_model_len
-
-        if not await fits(num_turns, 1):
-            raise ChatStateError(
-                f"Even without all older turns it does not fit into {config.max_model_len} tokens; "
-                "ask for less at once, or shorten the system prompt."
-            )
-        least, most = 0, num_turns
-        while least < most:  # the more turns are dropped, the shorter the prompt
-            middle = (least + most) // 2
-            if await fits(middle, room):
-                most = middle
-            else:
-                least = middle + 1
-        return least
-
     def _save(self, conversation: Conversation, messages: Iterable[Message]) -> None:
+        if self._look_whether_stored(conversation):
+            is_taken = self._store.save(conversation, messages, partial(_mark_unstored, conversation))
+            conversation.is_in_history = conversation.is_in_history or is_taken
+
+    def _look_whether_stored(self, conversation: Conversation) -> bool:
+        """Return whether a conversation is stored; once texts are not kept it is not, for good."""
         conversation.is_stored = conversation.is_stored and self._is_text_kept()
-        if conversation.is_stored:
-            self._store.save(conversation, messages, partial(_mark_unstored, conversation))
+        return conversation.is_stored
 
     def _keep(self, conversation: Conversation) -> None:
         """Have it in memory as used last; let go of others if there are too many, stored ones first."""
@@ -343,43 +314,5 @@ class ChatService:
             num_chars -= old.num_chars
 
 
-def can_drop_turns(conversation: Conversation, turn: Turn) -> bool:
-    """Return whether the answer of a turn is one that leaving old turns out could help."""
-    answer = turn.answer
-    if answer is None or turn is not conversation.turns[-1] or not conversation.sent_turns():
-        return False
-    return answer.stats.error_code == CONTEXT_CODE or answer.stats.is_context_full
-
-
 def _mark_unstored(conversation: Conversation) -> None:
     conversation.is_stored = False
-
-
-def _check_idle(conversation: Conversation) -> None:
-    if conversation.streaming is not None:
-        raise ChatStateError("An answer is being written; wait for its end or stop it.")
-
-
-def _check_newest(conversation: Conversation, turn: Turn) -> None:
-    if turn is not conversation.turns[-1]:
-        raise ChatStateError("Only the newest question can be answered again.")
-
-
-def _adopt(conversation: Conversation, asked: ChatInput) -> None:
-    """Take settings over, checked before anything changes."""
-    if asked.system_prompt is not None:
-        check_text(asked.system_prompt, "system_prompt", MAX_TEXT_CHARS)
-    if asked.params is not None:
-        asked.params.to_sampling_params().validate()
-        conversation.params = asked.params
-    if asked.system_prompt is not None:
-        conversation.system_prompt = asked.system_prompt
-
-
-def _leave_unanswered_out(conversation: Conversation) -> list[Message]:
-    """A question without any answer is not sent again: templates want questions and answers in turn."""
-    changed: list[Message] = []
-    for turn in conversation.turns:
-        if not turn.is_left_out and (turn.answer is None or not turn.answer.text):
-            changed += turn.leave_out()
-    return changed

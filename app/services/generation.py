@@ -10,7 +10,15 @@ import msgspec
 
 from app.engine_host import EngineHost
 from app.errors import InterruptedAnswerError
-from app.history.request_info import KIND_API, NoRequestSink, RequestInfo, RequestOutput, RequestSink
+from app.history.request_info import (
+    KIND_API,
+    MayKeepText,
+    NoRequestSink,
+    RequestInfo,
+    RequestOutput,
+    RequestSink,
+    always,
+)
 from app.request_stream import RequestStream, StreamFailure
 from app.services.stop_strings import StopMatcher
 from app.services.workers import DeadlineError, Workers, WorkersLostError
@@ -25,7 +33,7 @@ if TYPE_CHECKING:  # these modules import the tokenizer libraries, which only th
     from engine.model.tokenizer import Tokenizer
 
 CLIENT_GONE = "client_gone"
-SEED_BITS = 62
+SEED_BITS = 53
 
 NUM_TEXT_WORKERS = 2
 NUM_TEMPLATE_WORKERS = 2
@@ -44,7 +52,7 @@ class GenerationSpec:
 
     Either `messages` (a chat, one prompt) or `prompts` (texts or token ids) is given. Every prompt gets
     `num_choices` answers; answer j of prompt i has choice index i * num_choices + j. `kind` (one of
-    `request_info.KINDS`) and `conversation_id` are for the history alone.
+    `request_info.KINDS`), `conversation_id` and `may_keep_text` are for the history alone.
     """
 
     request_id: str
@@ -54,6 +62,7 @@ class GenerationSpec:
     prompts: list[str | list[int]] | None = None
     kind: str = KIND_API
     conversation_id: str | None = None
+    may_keep_text: MayKeepText = always
 
 
 @dataclass(frozen=True)
@@ -120,15 +129,15 @@ class Generation:
     def __init__(
         self,
         host: EngineHost,
-        sink: RequestSink,
+        tell_output: Callable[[RequestOutput], None],
         stream: RequestStream,
         choices: list[_Choice],
         prompt_lengths: list[int],
     ) -> None:
-        """Made by `GenerationService.start`."""
+        """Made by `GenerationService.start`; `tell_output` is called once, when it is closed."""
         self.request_id = stream.request_id
         self._host = host
-        self._sink = sink
+        self._tell_output = tell_output
         self._is_closed = False
         self._stream = stream
         self._choices = choices
@@ -165,7 +174,7 @@ class Generation:
         self._stream.fail(StreamFailure(CLIENT_GONE, "The client has left."))
         if not self._is_closed:
             self._is_closed = True
-            self._sink.add_output(self._describe_output())
+            self._tell_output(self._describe_output())
 
     def make_usage(self) -> Usage:
         """Return the token counts so far."""
@@ -257,7 +266,8 @@ class GenerationService:
             for index, prompt in enumerate(prompts)
             for choice in range(spec.num_choices)
         ]
-        self._sink.describe(_describe_request(spec, sampling_params, len(prompts)))
+        info = _describe_request(spec, sampling_params, len(prompts))
+        self._sink.describe(info)
         try:
             stream = await self._host.submit(requests)
         except BaseException as error:  # the client's leaving included: nobody would withdraw it later
@@ -266,7 +276,8 @@ class GenerationService:
                 error.param = "messages"
             raise
         choices = [_Choice(tokenizer.make_detokenizer(), sampling_params.stop) for _ in requests]
-        return Generation(self._host, self._sink, stream, choices, [len(prompt) for prompt in prompts])
+        tell_output = partial(self._sink.add_output, info)
+        return Generation(self._host, tell_output, stream, choices, [len(prompt) for prompt in prompts])
 
     async def _tokenise(self, tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
         """Return the ids of all prompts; texts that can never fit are refused before any work on them."""
@@ -319,6 +330,7 @@ def _describe_request(spec: GenerationSpec, sampling_params: SamplingParams, num
         num_prompts=num_prompts,
         messages=spec.messages,
         prompts=spec.prompts,
+        may_keep_text=spec.may_keep_text,
     )
 
 

@@ -20,7 +20,7 @@ _SUMS = (
     "ttft_ns",
     "num_ttft",
 )
-_MAXIMA = ("max_step_ns", "max_ttft_ns")
+_MAXIMA = ("max_step_ns", "max_ttft_ns", "max_running", "max_waiting")
 _NEWEST = ("last_step", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
 
 
@@ -45,6 +45,8 @@ class MetricSpan(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int
     num_running: int
     num_waiting: int
+    max_running: int
+    max_waiting: int
     num_free: int
     num_cached: int
     num_used: int

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from app.services.request_rows import RequestEvent
-from engine.records import BatchEntry, BlockOpKind, StepRecord
+from engine.records import Arrived, BatchEntry, BlockOpKind, Preempted, StepRecord, StopReason
 from engine.snapshot import EngineSnapshot
 
 _NEXT_PHASE = {
@@ -51,6 +51,25 @@ class PromptChunk(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
 
 
+class Wait(msgspec.Struct, kw_only=True):
+    """Steps `first_step` to `last_step`, in which the sequence had no slot for one reason.
+
+    `reason`: the name of a `StopReason` in small letters.
+    """
+
+    reason: str
+    first_step: int
+    last_step: int
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that could have been preempted; the one with the lowest `score` was."""
+
+    request_id: str
+    choice_index: int
+    score: float
+
+
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     """One generated token. `index` counts from 0, `t_ns` is the end of its step.
 
@@ -75,10 +94,18 @@ class ChoiceLife(msgspec.Struct, kw_only=True):
     chunks: list[PromptChunk] = []
     blocks: list[BlockChange] = []
     tokens: list[TokenRow] = []
+    waits: list[Wait] = []
+    candidates: dict[int, list[Candidate]] = {}
+    """By the step in which the choice was preempted, those that it was chosen from."""
 
 
-def make_phases(events: Sequence[RequestEvent]) -> list[Phase]:
-    """Return the phases of one choice from its events in order."""
+def make_phases(
+    events: Sequence[RequestEvent], end_step: int | None = None, end_ns: int | None = None
+) -> list[Phase]:
+    """Return the phases of one choice from its events in order.
+
+    `end_step`, `end_ns`: when its request ended, if it did; the server may have ended without a word of it.
+    """
     phases: list[Phase] = []
     kind, start = "", None
     for event in events:
@@ -95,7 +122,7 @@ def make_phases(events: Sequence[RequestEvent]) -> list[Phase]:
         kind, start = _NEXT_PHASE.get(event.kind, ""), event
     if start is not None and kind:
         phases.append(
-            Phase(kind=kind, first_step=start.step, last_step=None, start_ns=start.t_ns, end_ns=None)
+            Phase(kind=kind, first_step=start.step, last_step=end_step, start_ns=start.t_ns, end_ns=end_ns)
         )
     return phases
 
@@ -133,6 +160,8 @@ class LifeReader:
         return len(records)
 
     def _take(self, record: StepRecord) -> None:
+        if any(isinstance(event, Preempted) for event in record.events):
+            self._take_preemptions(record)
         self._snapshot.apply(record)
         end_ns = record.t_ns + record.schedule_ns + record.forward_ns + record.sample_ns + record.host_ns
         entries = {entry.seq_id: entry for entry in record.batch}
@@ -141,7 +170,39 @@ class LifeReader:
             entry = entries.get(life.seq_id)
             if entry is not None:
                 self._take_entry(number, entry, record, end_ns, num_batch_tokens)
+            else:
+                self._take_wait(life, record)
             self._take_table(number, record)
+
+    def _take_preemptions(self, record: StepRecord) -> None:
+        """Keep who could have been the victim; the names are those before the step, which may end some."""
+        known = self._snapshot.sequences
+        names = {seq_id: (view.request_id, view.choice_index) for seq_id, view in known.items()}
+        names |= {
+            event.seq_id: (event.request_id, event.choice_index)
+            for event in record.events
+            if isinstance(event, Arrived)
+        }
+        lives = {life.seq_id: life for life in self._lives}
+        for event in record.events:
+            if isinstance(event, Preempted) and event.seq_id in lives:
+                lives[event.seq_id].candidates[record.step] = [
+                    Candidate(request_id=names[seq_id][0], choice_index=names[seq_id][1], score=score)
+                    for seq_id, score in event.candidates
+                ]
+
+    def _take_wait(self, life: ChoiceLife, record: StepRecord) -> None:
+        view = self._snapshot.sequences.get(life.seq_id)
+        if view is None or view.slot >= 0:
+            return
+        is_pending = life.seq_id in record.prefix_pending
+        reason = StopReason.PREFIX_PENDING if is_pending else StopReason(record.stop_reason)
+        name = reason.name.lower()
+        wait = life.waits[-1] if life.waits else None
+        if wait is None or wait.reason != name or wait.last_step != record.step - 1:
+            life.waits.append(Wait(reason=name, first_step=record.step, last_step=record.step))
+        else:
+            wait.last_step = record.step
 
     def _take_entry(
         self, number: int, entry: BatchEntry, record: StepRecord, end_ns: int, num_batch_tokens: int

@@ -1,5 +1,6 @@
 """Queries on recorded requests: a page of them, one with its texts and events. Times are Unix ns."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     since_ns: int | None = None
     until_ns: int | None = None
     min_tokens: int = 0
+    min_preemptions: int = 0
 
 
 class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +97,18 @@ class WholeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_requests(
-    db: AsyncSession, wanted: RequestFilter, limit: int, before: tuple[int, str] | None = None
+    db: AsyncSession,
+    wanted: RequestFilter,
+    limit: int,
+    before: tuple[int, str] | None = None,
+    long_ids: Sequence[str] = (),
 ) -> list[RequestFacts]:
-    """Return the newest requests, or the newest that are older than `before` (arrival in ns, id)."""
+    """Return the newest requests, or the newest that are older than `before` (arrival in ns, id).
+
+    `long_ids`: open requests that have `wanted.min_tokens` by now, which their rows do not know yet.
+    """
     query = select(RequestRow).order_by(RequestRow.arrived_ns.desc(), RequestRow.id.desc()).limit(limit)
-    conditions = _make_conditions(wanted)
+    conditions = _make_conditions(wanted, long_ids)
     if before is not None:
         arrived_ns, request_id = before
         conditions.append(
@@ -156,7 +165,7 @@ def _make_texts(row: RequestTextRow) -> RequestTexts:
     )
 
 
-def _make_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
+def _make_conditions(wanted: RequestFilter, long_ids: Sequence[str]) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if wanted.statuses:
         conditions.append(RequestRow.status.in_(wanted.statuses))
@@ -169,7 +178,10 @@ def _make_conditions(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     if wanted.until_ns is not None:
         conditions.append(RequestRow.arrived_ns < wanted.until_ns)
     if wanted.min_tokens:
-        conditions.append(RequestRow.num_prompt_tokens + RequestRow.num_output_tokens >= wanted.min_tokens)
+        num_tokens = RequestRow.num_prompt_tokens + RequestRow.num_output_tokens
+        conditions.append(or_(num_tokens >= wanted.min_tokens, RequestRow.id.in_(long_ids)))
+    if wanted.min_preemptions:
+        conditions.append(RequestRow.num_preemptions >= wanted.min_preemptions)
     if wanted.text:
         conditions.append(_contains(wanted.text))
     return conditions

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +24,9 @@ from app.services.sessions import SessionReader
 MAX_STEPS = 4096
 """Steps of a request that are read at once."""
 
+MAX_WAIT_STEPS = 1024
+"""Steps before a request's admission in which it is told why it waited."""
+
 _READ_STEPS = 256
 
 
@@ -31,7 +34,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice: phases from its events, the rest from the step records that were read.
 
     `has_token_ids`: whether the ids in it are known. `texts` has one entry per token, or is None where they
-    are not known.
+    are not known. `num_prefill_tokens`: those that were computed of the prompt at its first admission.
     """
 
     index: int
@@ -39,6 +42,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     phases: list[Phase]
     life: ChoiceLife
+    num_prefill_tokens: int
     has_token_ids: bool
     texts: list[str] | None
 
@@ -64,29 +68,56 @@ class RequestLife(msgspec.Struct, frozen=True, kw_only=True):
     steps: StepRange
 
 
+class OpenRequests(Protocol):
+    """Knows the open requests of the running session as the engine has them now."""
+
+    def current(self, request_id: str) -> dict[str, Any] | None:
+        """Return what changes in a request's row, as it is now; None if it is not open."""
+
+    def open_ids(self, min_tokens: int) -> list[str]:
+        """Return the requests that have so many tokens now, prompt and answer together."""
+
+
 class RequestReader:
     """Lives on the event loop. Everything may raise `HistoryUnavailableError`, and `NotInHistoryError`."""
 
     def __init__(
-        self, database: Database, sessions: SessionReader, host: EngineHost, running_session: str
+        self,
+        database: Database,
+        sessions: SessionReader,
+        host: EngineHost,
+        running_session: str,
+        running: OpenRequests,
     ) -> None:
-        """Read from `database`; `host` has the tokenizer of the session `running_session`."""
+        """Read from `database`; `host` has the tokenizer of the session `running_session`.
+
+        Rows are as of the last event of their requests; `running` brings open ones up to now.
+        """
         self._database = database
         self._sessions = sessions
         self._host = host
         self._running_session = running_session
+        self._running = running
 
     async def list_requests(
         self, wanted: RequestFilter, limit: int, before: tuple[int, str] | None = None
     ) -> list[RequestFacts]:
         """Return the newest requests, or the newest before `before` (arrival in ns, id)."""
+        long_ids = self._running.open_ids(wanted.min_tokens) if wanted.min_tokens else []
         async with self._database.read() as db:
-            return await read_requests(db, wanted, limit, before)
+            found = await read_requests(db, wanted, limit, before, long_ids)
+        return [self._refresh(facts) for facts in found]
 
     async def get(self, request_id: str) -> WholeRequest:
         """Return a request with its texts and events."""
         async with self._database.read() as db:
-            return await read_request(db, request_id)
+            whole = await read_request(db, request_id)
+        return msgspec.structs.replace(whole, facts=self._refresh(whole.facts))
+
+    def _refresh(self, facts: RequestFacts) -> RequestFacts:
+        """Return what is known now of a request; what has ended meanwhile says so when that is written."""
+        values = self._running.current(facts.id) if facts.is_open else None
+        return msgspec.structs.replace(facts, **values) if values is not None else facts
 
     async def metrics(
         self, session_id: str, first_second: int | None, end_second: int | None, points: int
@@ -97,26 +128,35 @@ class RequestReader:
             return await read_metrics(db, session_id, first_second, end_second, points)
 
     async def life(self, request_id: str, from_step: int | None = None) -> RequestLife:
-        """Return a request with up to `MAX_STEPS` of its steps, by default from its admission."""
+        """Return a request with up to `MAX_STEPS` of its steps.
+
+        By default from its arrival, or from `MAX_WAIT_STEPS` before its admission.
+        """
         request = await self.get(request_id)
         facts = request.facts
         seq_ids = {event.choice_index: event.seq_id for event in request.events if event.seq_id >= 0}
         lives = [ChoiceLife(choice_index=index, seq_id=seq_id) for index, seq_id in sorted(seq_ids.items())]
-        if facts.admitted_step is None or not lives:
+        if lives:
+            steps = await self._read_steps(facts, lives, from_step)
+        else:
             first = facts.arrived_step
             steps = StepRange(first=first, last=first - 1, next=None, missing=[], reason="")
-        else:
-            steps = await self._read_steps(facts, lives, max(facts.admitted_step, from_step or 0))
         choices = [await self._make_choice(request, life, steps) for life in lives]
         return RequestLife(request=request, choices=choices, steps=steps)
 
-    async def _read_steps(self, facts: RequestFacts, lives: list[ChoiceLife], first: int) -> StepRange:
+    async def _read_steps(
+        self, facts: RequestFacts, lives: list[ChoiceLife], from_step: int | None
+    ) -> StepRange:
         """Fill `lives` from the step records; what cannot be read is said, not raised."""
+        first = max(facts.arrived_step, from_step or 0)
         walk = _Walk(self._sessions, facts, lives)
         try:
             session = await self._sessions.facts(facts.session_id)
             recorded = session.last_step
             last = recorded if facts.ended_step is None else facts.ended_step
+            if from_step is None:
+                admitted = last if facts.admitted_step is None else facts.admitted_step
+                first = max(first, admitted - MAX_WAIT_STEPS)
             end = min(last, recorded, first + MAX_STEPS - 1)
             await walk.run(first, end)
         except (HistoryUnavailableError, NotInHistoryError) as error:
@@ -130,6 +170,7 @@ class RequestReader:
 
     async def _make_choice(self, request: WholeRequest, life: ChoiceLife, steps: StepRange) -> Choice:
         events = [event for event in request.events if event.choice_index == life.choice_index]
+        facts = request.facts
         reasons = [event.detail["reason"] for event in events if event.kind == "finished"]
         texts = await self._read_texts(request, life, steps)
         # In a session that kept no texts for a while, ids are missing where nothing vouches for them.
@@ -138,8 +179,13 @@ class RequestReader:
             index=life.choice_index,
             seq_id=life.seq_id,
             finish_reason=reasons[-1] if reasons else None,
-            phases=make_phases(events),
+            phases=make_phases(events, facts.ended_step, facts.ended_ns),
             life=life,
+            num_prefill_tokens=sum(
+                event.detail["num_tokens"] - event.detail["num_cached_tokens"]
+                for event in events
+                if event.kind == "admitted"
+            ),
             has_token_ids=has_ids,
             texts=texts,
         )

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import BookmarkRow, ChunkRow, KeyframeRow, RequestEventRow, RequestRow, SessionRow
@@ -223,10 +223,14 @@ async def read_bookmarks(db: AsyncSession, session_id: str) -> list[Bookmark]:
 
 
 async def read_markers(db: AsyncSession, info: SessionInfo, after: int) -> tuple[list[Marker], bool]:
-    """Return the first markers of steps later than `after`, by step, and whether there are more."""
+    """Return the first markers of steps later than `after`, by step, and whether there are more.
+
+    What happened in a gap is left out: those steps cannot be shown.
+    """
+    gaps = await read_gaps(db, info)
     markers = [
         Marker(step=gap.first_step, kind="gap", note=f"{gap.num_steps} steps were lost")
-        for gap in await read_gaps(db, info)
+        for gap in gaps
         if gap.first_step > after
     ]
     markers += [
@@ -236,14 +240,18 @@ async def read_markers(db: AsyncSession, info: SessionInfo, after: int) -> tuple
     ]
     markers += [
         _make_marker(step, kind, request_id, detail)
-        for step, kind, request_id, detail in await db.execute(_select_events(info, after))
+        for step, kind, request_id, detail in await db.execute(
+            _select_events(info, after, may_lack_steps=bool(gaps))
+        )
     ]
     markers.sort(key=lambda marker: marker.step)
     return markers[:MAX_MARKERS], len(markers) > MAX_MARKERS
 
 
-def _select_events(info: SessionInfo, after: int) -> "Select[int, str, str, str]":
+def _select_events(info: SessionInfo, after: int, *, may_lack_steps: bool) -> "Select[int, str, str, str]":
     is_kept: ColumnElement[bool] = RequestEventRow.step >= info.first_step - 1
+    if may_lack_steps:
+        is_kept = and_(is_kept, _can_be_shown(info))
     return (
         select(RequestEventRow.step, RequestEventRow.kind, RequestEventRow.request_id, RequestEventRow.detail)
         .where(
@@ -255,6 +263,18 @@ def _select_events(info: SessionInfo, after: int) -> "Select[int, str, str, str]
         .order_by(RequestEventRow.step, RequestEventRow.seq)
         .limit(MAX_MARKERS + 1)
     )
+
+
+def _can_be_shown(info: SessionInfo) -> ColumnElement[bool]:
+    """Whether the state after an event's step is there: in a row of records, or as the end of a gap."""
+    step = RequestEventRow.step
+    in_chunk = exists().where(
+        ChunkRow.session_id == info.id,
+        ChunkRow.first_step.between(step - CHUNK_STEPS + 1, step),
+        ChunkRow.first_step + ChunkRow.num_steps > step,
+    )
+    is_state = exists().where(KeyframeRow.session_id == info.id, KeyframeRow.step == step)
+    return or_(in_chunk, is_state)
 
 
 def _make_marker(step: int, kind: str, request_id: str, detail: str) -> Marker:

@@ -111,12 +111,19 @@ class SessionReader:
         """Return the state after a step, by default the last one. It is shared: read it only."""
         info = await self._read_info(session_id)
         wanted = info.last_step if step is None else step
-        if not info.first_step - 1 <= wanted <= info.last_step:
-            raise _out_of_range(info, wanted)
+        _check_range(info, wanted)
         snapshot = await self._find_state(info, wanted)
         if snapshot is None:
             raise await self._not_recorded(info, wanted)
         return snapshot
+
+    async def check_step(self, session_id: str, step: int) -> None:
+        """Raise `NotInHistoryError` if the state after a step is not recorded, without working it out."""
+        info = await self._read_info(session_id)
+        _check_range(info, step)
+        for gap in await self.gaps(info):
+            if gap.first_step <= step < gap.last_step:
+                raise _in_gap(info, step, gap)
 
     async def _find_state(self, info: SessionInfo, step: int) -> EngineSnapshot | None:
         """Return the state after a step, None in a gap."""
@@ -254,11 +261,20 @@ class SessionReader:
     async def _not_recorded(self, info: SessionInfo, step: int) -> Exception:
         for gap in await self.gaps(info):
             if gap.first_step <= step <= gap.last_step:
-                return NotInHistoryError(
-                    f"Step {step} is not recorded: steps {gap.first_step} to {gap.last_step} were lost. "
-                    f"Recorded are steps {info.first_step} to {info.last_step} without these."
-                )
+                return _in_gap(info, step, gap)
         return HistoryUnavailableError(f"The records before step {step} cannot be read.")
+
+
+def _check_range(info: SessionInfo, step: int) -> None:
+    if not info.first_step - 1 <= step <= info.last_step:
+        raise _out_of_range(info, step)
+
+
+def _in_gap(info: SessionInfo, step: int, gap: Gap) -> NotInHistoryError:
+    return NotInHistoryError(
+        f"Step {step} is not recorded: steps {gap.first_step} to {gap.last_step} were lost. "
+        f"Recorded are steps {info.first_step} to {info.last_step} without these."
+    )
 
 
 def _out_of_range(info: SessionInfo, step: int) -> NotInHistoryError:

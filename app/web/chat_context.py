@@ -5,8 +5,8 @@ from typing import Final
 import msgspec
 from markupsafe import Markup
 
+from app.services.chat_rules import can_drop_turns
 from app.services.chat_types import AnswerStats, Conversation, Message, MessageStatus, Turn
-from app.services.chats import can_drop_turns
 from app.web.markdown import MarkdownRenderer
 from app.web.templating import NO_VALUE, format_count
 from engine.sequence import FinishReason
@@ -68,12 +68,12 @@ class AnswerView(msgspec.Struct, frozen=True, kw_only=True):
     can_regenerate: bool
     can_drop_turns: bool
     footer: AnswerFooter | None
-    request_id: str
+    request_id: str | None
     num_chars: int
 
 
 class TurnView(msgspec.Struct, frozen=True, kw_only=True):
-    """A question with the answer that is shown."""
+    """A question with the answer that is shown. `is_left_out`: the model does not get it."""
 
     id: str
     question: str
@@ -105,7 +105,7 @@ async def make_conversation_view(conversation: Conversation, renderer: MarkdownR
         turns=turns,
         is_streaming=any(turn.answer is not None and turn.answer.is_streaming for turn in turns),
         is_stored=conversation.is_stored,
-        num_left_out=sum(turn.is_left_out for turn in conversation.turns),
+        num_left_out=sum(turn.is_left_out for turn in turns),
     )
 
 
@@ -120,14 +120,22 @@ async def make_answer_view(conversation: Conversation, turn: Turn, renderer: Mar
 
 def _turn_view(conversation: Conversation, turn: Turn, html: dict[str, Markup]) -> TurnView:
     answer = turn.answer
-    is_unanswered = answer is None or not answer.text
+    is_newest = turn is conversation.turns[-1]
     return TurnView(
         id=turn.question.id,
         question=turn.question.text,
-        is_left_out=turn.is_left_out,
-        left_out_words="it has no answer" if is_unanswered else "the context is full",
+        is_left_out=turn.is_left_out or not (turn.is_answered or is_newest),
+        left_out_words=_say_why_left_out(turn),
         answer=None if answer is None else _answer_view(conversation, turn, answer, html),
     )
+
+
+def _say_why_left_out(turn: Turn) -> str:
+    if turn.is_left_out:
+        return "the context is full"
+    if any(answer.text for answer in turn.answers):
+        return "the variant that is shown has no text"
+    return "it has no answer"
 
 
 def _answer_view(
@@ -151,9 +159,15 @@ def _answer_view(
         can_regenerate=is_idle and turn is conversation.turns[-1],
         can_drop_turns=is_idle and can_drop_turns(conversation, turn),
         footer=None if is_streaming else _make_footer(answer),
-        request_id=answer.request_id or "",
+        request_id=answer.request_id if _has_record(answer) else None,
         num_chars=len(answer.text),
     )
+
+
+def _has_record(answer: Message) -> bool:
+    """Whether the engine had its request, as far as is known: a crash leaves no figures."""
+    was_cut = answer.status is MessageStatus.INTERRUPTED and not answer.error
+    return bool(answer.text) or answer.stats.num_prompt_tokens > 0 or was_cut
 
 
 def _describe_error(answer: Message) -> str:

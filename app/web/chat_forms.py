@@ -6,13 +6,17 @@ from typing import Any, Final
 
 import msgspec
 
-from app.services.chat_types import ChatParams
-from app.services.chats import ChatInput
+from app.services.chat_rules import ChatInput
+from app.services.chat_types import MAX_TEXT_CHARS, ChatParams
+from app.web.form_data import MAX_NUMBER_CHARS, format_decimal, parse_decimal, parse_whole
 from engine.errors import RequestError
 from engine.sampling_params import MAX_COUNT, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_TEMPERATURE
 
-MAX_FORM_BYTES: Final = 2 * 2**20
-_MAX_NUMBER_CHARS: Final = 32
+_BYTES_PER_CHAR: Final = len("%F0%9F%98%80")
+"""What a form makes of a character, at most."""
+
+MAX_FORM_BYTES: Final = _BYTES_PER_CHAR * (2 * MAX_TEXT_CHARS + MAX_STOP_STRINGS * MAX_STOP_CHARS) + 64 * 1024
+"""Whatever is allowed in the fields arrives, in the least compact way of writing it."""
 
 
 class ParamField(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,14 +35,14 @@ def _make_fields() -> tuple[ParamField, ...]:
         ParamField(
             name="temperature",
             label="Temperature",
-            default=f"{default.temperature:g}",
+            default=format_decimal(default.temperature),
             hint=f"0 to {MAX_TEMPERATURE:g}; 0 always takes the likeliest token",
             input_mode="decimal",
         ),
         ParamField(
             name="top_p",
             label="Top-p",
-            default=f"{default.top_p:g}",
+            default=format_decimal(default.top_p),
             hint="above 0, at most 1; 1 is off",
             input_mode="decimal",
         ),
@@ -90,8 +94,8 @@ def make_form(params: ChatParams, system_prompt: str = "", text: str = "") -> Co
         {
             "text": text,
             "system_prompt": system_prompt,
-            "temperature": f"{params.temperature:g}",
-            "top_p": f"{params.top_p:g}",
+            "temperature": format_decimal(params.temperature),
+            "top_p": format_decimal(params.top_p),
             "top_k": str(params.top_k),
             "max_tokens": str(params.max_tokens),
             "seed": "" if params.seed is None else str(params.seed),
@@ -100,7 +104,7 @@ def make_form(params: ChatParams, system_prompt: str = "", text: str = "") -> Co
     )
 
 
-def read_form(data: Mapping[str, Any], base: ComposerForm) -> ComposerForm:
+def fill_form(data: Mapping[str, Any], base: ComposerForm) -> ComposerForm:
     """Return what was sent; fields that were not are as in `base`."""
     values = {name: _clean(data.get(name, value)) for name, value in base.values.items()}
     return ComposerForm(values)
@@ -129,25 +133,21 @@ def _clean(value: object) -> str:
 
 
 def _read_float(texts: Mapping[str, str], name: str) -> float:
-    text = texts[name]
-    try:
-        return float(text.replace(",", "."))
-    except ValueError:
-        raise _refuse(name, text, "a number, such as 0.7") from None
+    number = parse_decimal(texts[name].replace(",", "."))
+    if number is None:
+        raise _refuse(name, texts[name], "a number, such as 0.7")
+    return number
 
 
 def _read_int(texts: Mapping[str, str], name: str) -> int:
-    text = texts[name]
-    is_short = len(text) <= _MAX_NUMBER_CHARS  # int() has an error of its own for thousands of digits
-    try:
-        if is_short:
-            return int(text)
-    except ValueError:
-        pass
-    raise _refuse(name, text, f"a whole number, at most {MAX_COUNT}" if name != "seed" else "a whole number")
+    number = parse_whole(texts[name])
+    if number is None:
+        wanted = f"a whole number, at most {MAX_COUNT}" if name != "seed" else "a whole number"
+        raise _refuse(name, texts[name], wanted)
+    return number
 
 
 def _refuse(name: str, text: str, wanted: str) -> RequestError:
     return RequestError(
-        f"{name} is {text[:_MAX_NUMBER_CHARS]!r}; it must be {wanted}.", param=name, code="invalid_value"
+        f"{name} is {text[:MAX_NUMBER_CHARS]!r}; it must be {wanted}.", param=name, code="invalid_value"
     )

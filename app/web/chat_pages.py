@@ -1,31 +1,30 @@
 """The playground's pages and what its forms do: with scripts parts of a page, without them a redirect."""
 
-import asyncio
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
-from litestar.exceptions import ClientException, InternalServerException, NotFoundException
+from litestar.exceptions import ClientException, NotFoundException
 from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
-from app.services.chat_types import ChatParams, Conversation, Message, Turn
-from app.services.chats import ChatService, ChatStateError, UnknownChatError
+from app.services.chat_rules import ChatStateError
+from app.services.chat_types import ChatParams, Conversation
+from app.services.chats import ChatService
 from app.web.chat_context import make_answer_view, make_conversation_view
 from app.web.chat_forms import (
     MAX_FORM_BYTES,
     PARAM_FIELDS,
     ComposerForm,
+    fill_form,
     make_form,
     parse_form,
-    read_form,
 )
 from app.web.chat_stream import ChatStream
+from app.web.form_data import read_form
 from app.web.markdown import MarkdownRenderer
-from app.web.openai_requests import BODY_TIMEOUT_S
 from app.web.page_context import PageFrame
 from engine.errors import RequestError
 
@@ -95,20 +94,6 @@ class ChatDesk:
         part.status_code = _status_of(error)
         return part
 
-    async def get(self, conversation_id: str) -> Conversation:
-        """Return a conversation; 404 without one."""
-        try:
-            return await self.chats.get(conversation_id)
-        except UnknownChatError as error:
-            raise NotFoundException(str(error)) from None
-
-    async def find(self, conversation_id: str, message_id: str) -> tuple[Conversation, Turn, Message]:
-        """Return a message; 404 without one."""
-        try:
-            return await self.chats.find(conversation_id, message_id)
-        except UnknownChatError as error:
-            raise NotFoundException(str(error)) from None
-
 
 class ChatController(Controller):
     """`/chat`."""
@@ -125,7 +110,7 @@ class ChatController(Controller):
     @post("/", name="chat-create")
     async def create(self, request: AnyRequest, chat_desk: NamedDependency[ChatDesk]) -> Response[Any]:
         """Begin a conversation and go there."""
-        form = read_form(await _read_fields(request), make_form(ChatParams()))
+        form = fill_form(await read_form(request), make_form(ChatParams()))
         try:
             conversation = chat_desk.chats.create(parse_form(form))
         except RequestError as error:
@@ -140,7 +125,7 @@ class ChatController(Controller):
         self, request: AnyRequest, conversation_id: FromPath[str], chat_desk: NamedDependency[ChatDesk]
     ) -> Template:
         """Show a conversation; an answer that is being written goes on there."""
-        conversation = await chat_desk.get(conversation_id)
+        conversation = await chat_desk.chats.get(conversation_id)
         form = make_form(conversation.params, conversation.system_prompt)
         return await chat_desk.render_page(request, conversation, form)
 
@@ -148,7 +133,7 @@ class ChatController(Controller):
     async def note(self, request: AnyRequest, chat_desk: NamedDependency[ChatDesk]) -> Template:
         """Return the line that says whether `?conversation=` is stored."""
         conversation_id = request.query_params.get("conversation")
-        conversation = None if conversation_id is None else await chat_desk.get(conversation_id)
+        conversation = None if conversation_id is None else await chat_desk.chats.get(conversation_id)
         context = {"conversation": conversation, "keeps_text": chat_desk.chats.keeps_text}
         return chat_desk.frame.render_part("partials/_store_note.html", context)
 
@@ -157,11 +142,11 @@ class ChatController(Controller):
         self, request: AnyRequest, conversation_id: FromPath[str], chat_desk: NamedDependency[ChatDesk]
     ) -> Response[Any]:
         """Ask the next question."""
-        conversation = await chat_desk.get(conversation_id)
+        conversation = await chat_desk.chats.get(conversation_id)
         base = make_form(conversation.params, conversation.system_prompt)
-        form = read_form(await _read_fields(request), base)
+        form = fill_form(await read_form(request), base)
         try:
-            await chat_desk.chats.ask(conversation_id, parse_form(form))
+            conversation = await chat_desk.chats.ask(conversation_id, parse_form(form))
         except RequestError as error:
             return await chat_desk.refuse(request, conversation, form, error)
         return await chat_desk.answer(request, conversation)
@@ -176,21 +161,20 @@ class ChatController(Controller):
         chat_desk: NamedDependency[ChatDesk],
     ) -> Response[Any]:
         """Stop, regenerate, continue or choose an answer."""
-        conversation, _, _ = await chat_desk.find(conversation_id, message_id)
-        form = read_form(
-            await _read_fields(request), make_form(conversation.params, conversation.system_prompt)
-        )
+        conversation, _, _ = await chat_desk.chats.find(conversation_id, message_id)
+        base = make_form(conversation.params, conversation.system_prompt)
+        form = fill_form(await read_form(request), base)
         chats = chat_desk.chats
         try:
             match action:
                 case "stop":
-                    await chats.stop_answer(conversation_id, message_id)
+                    conversation = await chats.stop_answer(conversation_id, message_id)
                 case "regenerate":
-                    await chats.regenerate(conversation_id, message_id, parse_form(form))
+                    conversation = await chats.regenerate(conversation_id, message_id, parse_form(form))
                 case "continue":
-                    await chats.continue_without_oldest(conversation_id, message_id)
+                    conversation = await chats.continue_without_oldest(conversation_id, message_id)
                 case "choose":
-                    await chats.choose(conversation_id, message_id)
+                    conversation = await chats.choose(conversation_id, message_id)
                 case _:
                     raise NotFoundException("Messages can be stopped, regenerated, continued and chosen.")
         except RequestError as error:
@@ -205,7 +189,7 @@ class ChatController(Controller):
         chat_desk: NamedDependency[ChatDesk],
     ) -> Template:
         """Return the turn that a message is in."""
-        conversation, turn, _ = await chat_desk.find(conversation_id, message_id)
+        conversation, turn, _ = await chat_desk.chats.find(conversation_id, message_id)
         view = await make_answer_view(conversation, turn, chat_desk.renderer)
         return chat_desk.frame.render_part(
             "partials/_turn.html", {"conversation": {"id": conversation.id}, "turn": view}
@@ -220,7 +204,7 @@ class ChatController(Controller):
         chat_desk: NamedDependency[ChatDesk],
     ) -> Response[Any]:
         """Send an answer as it grows, from `?from=` characters or those of Last-Event-ID on."""
-        _, _, message = await chat_desk.find(conversation_id, message_id)
+        _, _, message = await chat_desk.chats.find(conversation_id, message_id)
         start = _read_count(request, "from", 0)
         last_id = request.headers.get("last-event-id", "")
         if len(last_id) <= _MAX_DIGITS and _DIGITS.fullmatch(last_id):
@@ -232,8 +216,8 @@ class ChatController(Controller):
         self, request: AnyRequest, conversation_id: FromPath[str], chat_desk: NamedDependency[ChatDesk]
     ) -> Response[Any]:
         """Give a conversation another title."""
-        conversation = await chat_desk.get(conversation_id)
-        fields = await _read_fields(request)
+        conversation = await chat_desk.chats.get(conversation_id)
+        fields = await read_form(request)
         await chat_desk.chats.rename(conversation.id, str(fields.get("title", "")))
         return Redirect(f"/chat/{conversation.id}", status_code=303)
 
@@ -242,20 +226,8 @@ class ChatController(Controller):
         self, conversation_id: FromPath[str], chat_desk: NamedDependency[ChatDesk]
     ) -> Response[Any]:
         """Forget a conversation."""
-        conversation = await chat_desk.get(conversation_id)
-        await chat_desk.chats.delete(conversation.id)
+        await chat_desk.chats.delete(conversation_id)
         return Redirect("/chat", status_code=303)
-
-
-async def _read_fields(request: AnyRequest) -> Mapping[str, Any]:
-    """Return the fields of a form; raises `ClientException` if it does not come."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.form()
-    except TimeoutError:
-        raise ClientException(f"The form did not arrive within {BODY_TIMEOUT_S:g} s.") from None
-    except InternalServerException:  # Litestar's word for a client that left
-        raise ClientException("The connection ended before the whole form had arrived.") from None
 
 
 def _is_htmx(request: AnyRequest) -> bool:

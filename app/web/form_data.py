@@ -1,4 +1,4 @@
-"""Reading the form of a page; what does not come whole, or is no form, is the client's error."""
+"""Reading the form of a page, and numbers in it; what does not come whole is the client's error."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,6 +9,9 @@ from litestar.exceptions import ClientException, InternalServerException
 
 FORM_TIMEOUT_S: Final = 30.0
 """A client that takes longer to send its form is turned away."""
+
+MAX_NUMBER_CHARS: Final = 32
+"""int() has an error of its own for thousands of digits."""
 
 
 async def read_form(request: Request[Any, Any, Any]) -> Mapping[str, Any]:
@@ -25,3 +28,29 @@ async def read_form(request: Request[Any, Any, Any]) -> Mapping[str, Any]:
         raise ClientException("The connection ended before the whole form had arrived.") from None
     except (ValueError, LookupError) as error:  # bytes that are no text in their charset, or no charset
         raise ClientException(f"The form is not readable: {error}.") from None
+
+
+def parse_whole(text: str) -> int | None:
+    """Return the whole number that a text is in plain digits, None if it is none."""
+    try:
+        return int(text) if _is_plain(text) else None
+    except ValueError:
+        return None
+
+
+def parse_decimal(text: str) -> float | None:
+    """Return the number that a text is, in plain digits with a point, None if it is none."""
+    try:
+        return float(text) if _is_plain(text) else None
+    except ValueError:
+        return None
+
+
+def format_decimal(number: float) -> str:
+    """Return the shortest text that `parse_decimal` makes the same number of."""
+    return repr(number).removesuffix(".0")
+
+
+def _is_plain(text: str) -> bool:
+    """Python also takes the digits of every script, and `1_000`."""
+    return len(text) <= MAX_NUMBER_CHARS and text.isascii() and "_" not in text

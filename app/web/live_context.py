@@ -173,9 +173,9 @@ def _describe(snapshot: EngineSnapshot, now_ns: int) -> Panels:
 
 
 def make_tables(snapshot: EngineSnapshot | None) -> dict[str, Any]:
-    """Return the grid as tables: blocks by state and blocks by request."""
+    """Return the pictures as tables: blocks by state and by request, the newest batch and why it ended."""
     if snapshot is None:
-        return {"by_state": [], "by_request": [], "num_blocks": 0}
+        return {"by_state": [], "by_request": [], "num_blocks": 0, "batch": None, "stop_words": ""}
     counts = _count_states(snapshot)
     return {
         "by_state": [
@@ -185,7 +185,27 @@ def make_tables(snapshot: EngineSnapshot | None) -> dict[str, Any]:
         ],
         "by_request": [_blocks_of(view, snapshot) for view in snapshot.running],
         "num_blocks": snapshot.config.num_blocks,
+        "batch": _describe_batch(snapshot),
+        "stop_words": _stop_words(snapshot),
     }
+
+
+def _stop_words(snapshot: EngineSnapshot) -> str:
+    record = snapshot.last_record
+    return REASON_WORDS[StopReason(record.stop_reason)] if record is not None else ""
+
+
+def _describe_batch(snapshot: EngineSnapshot) -> dict[str, Any] | None:
+    """Return the newest step that computed something, None before the first."""
+    record = snapshot.last_batch
+    if record is None:
+        return None
+    entries = []
+    for entry in record.batch:
+        view = snapshot.sequences.get(entry.seq_id)  # None: it ended in this step
+        name = _short_name(view) if view else f"sequence {entry.seq_id}, ended"
+        entries.append((name, entry.slot, "decode" if entry.is_decode else "prefill", entry.num_scheduled))
+    return {"step": record.step, "entries": entries, "num_tokens": sum(entry[-1] for entry in entries)}
 
 
 def describe_engine(host: EngineHost) -> dict[str, Any]:
@@ -235,11 +255,10 @@ def _waiting_row(view: SequenceView, now_ns: int) -> RequestRow:
 
 
 def _row(view: SequenceView, state: str, detail: str) -> RequestRow:
-    choice = f"·{view.choice_index}" if view.choice_index else ""
     return RequestRow(
         seq_id=view.seq_id,
         request_id=view.request_id,
-        short_id=short_id(view.request_id) + choice,
+        short_id=_short_name(view),
         slot=view.slot,
         state=state,
         detail=detail,
@@ -257,6 +276,10 @@ def _row(view: SequenceView, state: str, detail: str) -> RequestRow:
             f"{view.num_computed_tokens} computed"
         ),
     )
+
+
+def _short_name(view: SequenceView) -> str:
+    return short_id(view.request_id) + (f"·{view.choice_index}" if view.choice_index else "")
 
 
 def _bar(view: SequenceView) -> Iterator[Segment]:

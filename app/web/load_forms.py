@@ -10,6 +10,7 @@ from litestar.datastructures import UploadFile
 
 from app.load.sources import Generated
 from app.services.loads import LoadPlan, Upload
+from app.web.form_data import MAX_NUMBER_CHARS, parse_decimal, parse_whole
 
 MAX_UPLOAD_BYTES: Final = 3 * 2**20
 MAX_FORM_BYTES: Final = 4 * 2**20
@@ -17,7 +18,6 @@ MAX_REQUESTS: Final = 20_000
 """Rows times copies."""
 
 MAX_NAME_CHARS: Final = 80
-_MAX_NUMBER_CHARS: Final = 20
 
 GENERATED: Final = "generated"
 FILE: Final = "file"
@@ -169,7 +169,7 @@ def _text_of(value: object, default: str) -> str:
     """Return a field as text; one that was not sent has its default."""
     if value is None:
         return default
-    return value.strip()[: _MAX_NUMBER_CHARS + 1] if isinstance(value, str) else ""
+    return value.strip()[: MAX_NUMBER_CHARS + 1] if isinstance(value, str) else ""
 
 
 def _read_number(field: NumberField, text: str) -> float:
@@ -178,14 +178,10 @@ def _read_number(field: NumberField, text: str) -> float:
         return math.nan
     allowed = f"{_show(field.low)} to {_show(field.high)}"
     kind = "a whole number" if field.is_whole else "a number"
-    is_short = len(text) <= _MAX_NUMBER_CHARS and text.isascii() and "_" not in text
-    try:
-        number = float(int(text) if field.is_whole else text) if is_short else math.nan
-    except ValueError:
-        number = math.nan
-    if not field.low <= number <= field.high:
+    number = parse_whole(text) if field.is_whole else parse_decimal(text)
+    if number is None or not field.low <= number <= field.high:
         raise ValueError(f"{field.label}: {text or 'empty'} is not {kind} from {allowed}.")
-    return number
+    return float(number)
 
 
 def _show(number: float) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 from engine.errors import RequestError
 
 _NS_PER_S: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
 _NS_PER_US: Final = 1_000
 _US_PER_S: Final = 1_000_000
 _ZONE: Final = re.compile(r"\s*(?:UTC|GMT|Z)\s*$", re.IGNORECASE)
@@ -27,6 +28,11 @@ def to_words(t_ns: int) -> str:
     return f"{_whole_seconds(t_ns):%Y-%m-%d %H:%M:%S} UTC"
 
 
+def to_exact_words(t_ns: int) -> str:
+    """Return Unix nanoseconds with milliseconds, such as `2026-11-30 04:15:07.250 UTC`."""
+    return f"{_whole_seconds(t_ns):%Y-%m-%d %H:%M:%S}.{t_ns % _NS_PER_S // _NS_PER_MS:03d} UTC"
+
+
 def parse_moment(text: str, param: str) -> int:
     """Return a moment as Unix nanoseconds: ISO 8601, a day or more exact; without an offset it is UTC.
 
@@ -41,7 +47,7 @@ def parse_moment(text: str, param: str) -> int:
         has_two_zones = moment.tzinfo is not None and num_zones > 0
         moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise _refuse(text, param, f"is no moment; write one like {EXAMPLE}") from None
+        raise _refuse(text, param, f"is no date and time; write one like {EXAMPLE}") from None
     if has_two_zones:
         raise _refuse(text, param, f"has two time zones; write it like {EXAMPLE}")
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:

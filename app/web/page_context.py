@@ -1,6 +1,8 @@
 """What every page shows around its own content: navigation, model, theme, whether history is written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +24,27 @@ NAV: Final = (
 )
 
 HOME: Final = "/live"
+
+_NOTHING_HERE: Final = "The address leads nowhere; perhaps it was mistyped."
+_ERROR_TITLES: Final = {
+    400: "A value does not fit",
+    403: "Not allowed",
+    404: "There is no such page",
+    405: "That does not work here",
+    500: "Something went wrong in the server",
+    503: "Not available right now",
+}
+_ERROR_HINTS: Final = {
+    400: "Correct it in the address or the form, and try again.",
+    500: "The server goes on; its log says what happened.",
+    503: "Try again in a moment.",
+}
+_LISTS: Final = {
+    "/s/": ("All sessions", "/sessions"),
+    "/r/": ("All requests", "/requests"),
+    "/chat/": ("All chats", "/chat"),
+}
+"""Where to look for what an address below these did not find."""
 
 PAGE_HEADERS: Final = {"Vary": "HX-Request", "Cache-Control": "no-store"}
 """A page shows one moment; the same address may answer a whole page or a part of it."""
@@ -73,6 +96,32 @@ class PageFrame:
             "here": _describe_address(request),
         }
         return self.render_part(name, {**frame, **context})
+
+    def render_error(
+        self,
+        request: Request[Any, Any, Any],
+        status: int,
+        message: str,
+        links: Sequence[tuple[str, str]] = (),
+    ) -> Template:
+        """Return the page for an error that a person runs into; `message` says what to do.
+
+        An address that nothing answers to has no message but the status's own phrase. `links` are names and
+        paths of what there is instead.
+        """
+        path = str(request.scope["path"])
+        lists = [link for prefix, link in _LISTS.items() if path.startswith(prefix)]
+        context = {
+            "status": status,
+            "title": _ERROR_TITLES.get(status, "That did not work"),
+            "message": _NOTHING_HERE if message == HTTPStatus.NOT_FOUND.phrase else message,
+            "hint": _ERROR_HINTS.get(status, ""),
+            "links": [*links, *lists, ("Live view", HOME)],
+            "here": HOME,  # forms of the frame lead back to a page that works
+        }
+        page = self.render_page(request, "errors/error.html", "", context)
+        page.status_code = status
+        return page
 
     def render_part(self, name: str, context: dict[str, Any]) -> Template:
         """Return a part of a page."""

@@ -7,19 +7,20 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from app.services.request_life import BlockChange, Phase
-from app.services.request_rows import RequestFacts
+from app.services.request_life import BlockChange, Candidate, Phase, Wait
+from app.services.request_rows import RequestEvent, RequestFacts
 from app.services.requests import Choice, RequestLife
-from app.web.live_context import format_age, short_id
+from app.web.live_context import REASON_WORDS, format_age, short_id
 from app.web.request_query import FILTER_NAMES
 from app.web.templating import NO_VALUE
-from engine.snapshot import EngineSnapshot
+from engine.records import StopReason
 
 BAR_UNITS: Final = 1000
 MIN_BAR_UNITS: Final = 2
 """What has begun is seen, however short it was."""
 
 BLOCK_UNITS: Final = 100
+WAITING_PHASES: Final = ("queued", "preempted")
 MAX_BLOCK_ROWS: Final = 200
 TOKEN_ROWS: Final = 100
 
@@ -38,7 +39,7 @@ _LONG_S: Final = 10
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the list; `facts` with the newest counts of the running engine."""
+    """One line of the list."""
 
     facts: RequestFacts
     short_id: str
@@ -49,16 +50,27 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseBar(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase as a part of the bar, in thousandths, and in words."""
+    """A phase as a part of the bar, in thousandths, and in words; `waits`: why, and how many steps."""
 
     kind: str
     words: str
+    waits: list[tuple[str, int]]
     x: float
     width: float
     first_step: int
     last_step: int | None
     start_ns: int
     duration: str
+
+
+class PreemptionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One preemption; `candidates` have short ids and come lowest score first.
+
+    They are None where the step record was not read.
+    """
+
+    event: RequestEvent
+    candidates: list[tuple[str, Candidate]] | None
 
 
 class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +90,7 @@ class LifeView(msgspec.Struct, frozen=True, kw_only=True):
 
     choice: Choice
     phases: list[PhaseBar]
+    preemptions: list[PreemptionLine]
     area: str
     max_blocks: int
     span: str
@@ -91,16 +104,16 @@ class LifeView(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
 
 
-def make_lines(
-    found: Sequence[RequestFacts], snapshot: EngineSnapshot | None, session: str
-) -> list[RequestLine]:
-    """Describe requests for the list; open ones of the running `session` as the engine has them now."""
-    open_tokens: dict[str, int] = {}
-    for view in snapshot.sequences.values() if snapshot is not None else ():
-        open_tokens[view.request_id] = open_tokens.get(view.request_id, 0) + view.num_output_tokens
-    return [
-        _make_line(_refresh(facts, open_tokens) if facts.session_id == session else facts) for facts in found
-    ]
+def make_line(facts: RequestFacts) -> RequestLine:
+    """Describe a request for the list."""
+    return RequestLine(
+        facts=facts,
+        short_id=short_id(facts.id),
+        kind=KIND_WORDS.get(facts.kind, facts.kind),
+        outcome=describe_outcome(facts),
+        ttft=_between(facts.arrived_ns, facts.first_token_ns),
+        duration=_duration(facts),
+    )
 
 
 def make_query(values: Mapping[str, str], **more: str) -> str:
@@ -137,12 +150,13 @@ def make_life_view(life: RequestLife, choice: Choice, tokens_from: int, now_ns: 
     ]
     return LifeView(
         choice=choice,
-        phases=[_make_bar(phase, start_ns, span_ns, end_ns) for phase in choice.phases],
+        phases=[_make_bar(phase, start_ns, span_ns, end_ns, choice.life.waits) for phase in choice.phases],
+        preemptions=_list_preemptions(life, choice),
         area=_draw_blocks(blocks, start_ns, span_ns),
         max_blocks=max((change.num_blocks for change in blocks), default=0),
         span=format_ms(span_ns / _NS_PER_MS),
         ttft=format_ms(tokens[0].ms if tokens and tokens[0].index == 0 else None),
-        prefill_rate=_prefill_rate(choice, facts),
+        prefill_rate=_prefill_rate(choice),
         decode_rate=_decode_rate(choice, end_ns),
         block_rows=blocks[:MAX_BLOCK_ROWS],
         num_block_rows=len(blocks),
@@ -183,24 +197,6 @@ def context_of_row(facts: RequestFacts) -> dict[str, Any]:
     }
 
 
-def _refresh(facts: RequestFacts, open_tokens: Mapping[str, int]) -> RequestFacts:
-    num_tokens = open_tokens.get(facts.id, 0)
-    if not facts.is_open or num_tokens <= facts.num_output_tokens:
-        return facts
-    return msgspec.structs.replace(facts, num_output_tokens=num_tokens)
-
-
-def _make_line(facts: RequestFacts) -> RequestLine:
-    return RequestLine(
-        facts=facts,
-        short_id=short_id(facts.id),
-        kind=KIND_WORDS.get(facts.kind, facts.kind),
-        outcome=describe_outcome(facts),
-        ttft=_between(facts.arrived_ns, facts.first_token_ns),
-        duration=_duration(facts),
-    )
-
-
 def _duration(facts: RequestFacts) -> str:
     return NO_VALUE if facts.status == "rejected" else _between(facts.arrived_ns, facts.ended_ns)
 
@@ -219,13 +215,43 @@ def _find_end(life: RequestLife, choice: Choice, now_ns: int) -> int:
     return max(known)
 
 
-def _make_bar(phase: Phase, start_ns: int, span_ns: int, end_ns: int) -> PhaseBar:
+def _list_preemptions(life: RequestLife, choice: Choice) -> list[PreemptionLine]:
+    found = choice.life.candidates
+    return [
+        PreemptionLine(event=event, candidates=_name_candidates(found.get(event.step)))
+        for event in life.request.events
+        if event.kind == "preempted" and event.choice_index == choice.index
+    ]
+
+
+def _name_candidates(found: list[Candidate] | None) -> list[tuple[str, Candidate]] | None:
+    if found is None:
+        return None
+    by_score = sorted(found, key=lambda candidate: candidate.score)
+    return [(short_id(candidate.request_id), candidate) for candidate in by_score]
+
+
+def _sum_waits(phase: Phase, waits: Sequence[Wait]) -> list[tuple[str, int]]:
+    """Return why a phase without a slot went on and in how many steps, most first."""
+    sums: dict[str, int] = {}
+    if phase.kind in WAITING_PHASES:
+        for wait in waits:
+            last = wait.last_step if phase.last_step is None else min(wait.last_step, phase.last_step)
+            num_steps = last - max(wait.first_step, phase.first_step) + 1
+            if num_steps > 0:
+                words = REASON_WORDS[StopReason[wait.reason.upper()]]
+                sums[words] = sums.get(words, 0) + num_steps
+    return sorted(sums.items(), key=lambda item: -item[1])
+
+
+def _make_bar(phase: Phase, start_ns: int, span_ns: int, end_ns: int, waits: Sequence[Wait]) -> PhaseBar:
     phase_end = phase.end_ns if phase.end_ns is not None else end_ns
     width = max(MIN_BAR_UNITS, BAR_UNITS * (phase_end - phase.start_ns) / span_ns)
     x = min(BAR_UNITS * (phase.start_ns - start_ns) / span_ns, BAR_UNITS - MIN_BAR_UNITS)
     return PhaseBar(
         kind=phase.kind,
         words=PHASE_WORDS[phase.kind],
+        waits=_sum_waits(phase, waits),
         x=round(max(0.0, x), 2),
         width=round(width, 2),
         first_step=phase.first_step,
@@ -248,13 +274,11 @@ def _draw_blocks(blocks: Sequence[BlockChange], start_ns: int, span_ns: int) -> 
     return "".join(parts)
 
 
-def _prefill_rate(choice: Choice, facts: RequestFacts) -> str:
+def _prefill_rate(choice: Choice) -> str:
     """Return how fast the prompt's tokens were computed, where that was done in one go."""
     for phase, following in pairwise(choice.phases):
-        if phase.kind == "prefill" and following.kind == "decode" and facts.num_choices == 1:
-            return _rate(
-                facts.num_prompt_tokens - facts.num_cached_tokens, following.start_ns - phase.start_ns
-            )
+        if phase.kind == "prefill" and following.kind == "decode":
+            return _rate(choice.num_prefill_tokens, following.start_ns - phase.start_ns)
     return NO_VALUE
 
 

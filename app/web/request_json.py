@@ -101,6 +101,11 @@ def _describe_choice(choice: Choice) -> dict[str, Any]:
         "seq_id": choice.seq_id,
         "finish_reason": choice.finish_reason,
         "phases": [_describe_phase(phase) for phase in choice.phases],
+        "waits": msgspec.to_builtins(choice.life.waits),
+        "victims": [
+            {"step": step, "candidates": msgspec.to_builtins(candidates)}
+            for step, candidates in choice.life.candidates.items()
+        ],
         "prompt_chunks": msgspec.to_builtins(choice.life.chunks),
         "blocks": [_describe_change(change) for change in choice.life.blocks],
         "tokens": [

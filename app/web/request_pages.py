@@ -23,7 +23,7 @@ from app.web.request_context import (
     TOKEN_ROWS,
     context_of_row,
     make_life_view,
-    make_lines,
+    make_line,
     make_query,
 )
 from app.web.request_query import FILTER_NAMES, make_cursor, parse_cursor, parse_filter
@@ -46,17 +46,19 @@ class RequestPagesController(Controller):
         self,
         request: AnyRequest,
         requests: NamedDependency[RequestReader],
+        sessions: NamedDependency[SessionReader],
         hub: NamedDependency[EventHub],
         frame: NamedDependency[PageFrame],
     ) -> Template:
         """List requests, newest first; htmx gets the list alone."""
-        context, status = await _list_requests(request, requests, hub)
+        context, status = await _list_requests(request, requests)
         if "HX-Request" in request.headers:
             return frame.render_part("partials/_request_list.html", context)
+        session = context["values"]["session"].strip() or hub.session_id
         context |= {
             "statuses": STATUSES,
             "kinds": [(kind, KIND_WORDS[kind]) for kind in KINDS],
-            "charts": await make_charts(requests, hub.session_id, is_running=True),
+            "charts": await make_charts(requests, sessions, session, is_running=session == hub.session_id),
         }
         page = frame.render_page(request, "pages/requests.html", NAV_PATH, context)
         page.status_code = status
@@ -104,16 +106,14 @@ class RequestPagesController(Controller):
     ) -> Template:
         """Show a session's numbers per second; htmx gets the charts alone."""
         info = await sessions.facts(session_id)
-        charts = await make_charts(requests, session_id, is_running=session_id == hub.session_id)
+        charts = await make_charts(requests, sessions, session_id, is_running=session_id == hub.session_id)
         if "HX-Request" in request.headers:
             return frame.render_part("partials/_charts.html", {"charts": charts})
         context = {"charts": charts, "session": info}
         return frame.render_page(request, "pages/charts.html", "/sessions", context)
 
 
-async def _list_requests(
-    request: AnyRequest, requests: RequestReader, hub: EventHub
-) -> tuple[dict[str, Any], int]:
+async def _list_requests(request: AnyRequest, requests: RequestReader) -> tuple[dict[str, Any], int]:
     """Return what the list shows and the status of a page with it; errors are part of both."""
     query = request.query_params
     values = {name: str(query.get(name, "")) for name in FILTER_NAMES}
@@ -121,6 +121,7 @@ async def _list_requests(
     context: dict[str, Any] = {
         "values": values,
         "lines": [],
+        "has_sessions": False,
         "next_url": None,
         "first_url": f"/requests?{make_query(values)}",
         "list_url": f"/requests?{make_query(values, **({'before': before} if before else {}))}",
@@ -138,5 +139,6 @@ async def _list_requests(
     if len(found) > PAGE_ROWS:
         cursor = make_cursor(found[PAGE_ROWS - 1])
         context["next_url"] = f"/requests?{make_query(values, before=cursor)}"
-    context["lines"] = make_lines(found[:PAGE_ROWS], hub.snapshot, hub.session_id)
+    context["lines"] = [make_line(facts) for facts in found[:PAGE_ROWS]]
+    context["has_sessions"] = len({facts.session_id for facts in found[:PAGE_ROWS]}) > 1
     return context, HTTPStatus.OK

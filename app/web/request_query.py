@@ -11,7 +11,7 @@ from app.web.moments import parse_moment
 from app.web.query_values import parse_int
 from engine.errors import RequestError
 
-FILTER_NAMES: Final = ("status", "session", "kind", "q", "since", "until", "min_tokens")
+FILTER_NAMES: Final = ("status", "session", "kind", "q", "since", "until", "min_tokens", "min_preemptions")
 MAX_TEXT_CHARS: Final = 200
 _MAX_CURSOR_CHARS: Final = 200
 
@@ -22,6 +22,8 @@ def parse_filter(query: Mapping[str, str]) -> RequestFilter:
     text = values.get("q", "")
     if len(text) > MAX_TEXT_CHARS:
         raise RequestError(f"q has {len(text)} characters; allowed: {MAX_TEXT_CHARS}.", param="q")
+    if "\0" in text:
+        raise RequestError("q has a zero byte, which nothing can be searched for; leave it out.", param="q")
     since_ns, until_ns = (
         parse_moment(values[name], name) if name in values else None for name in ("since", "until")
     )
@@ -34,7 +36,8 @@ def parse_filter(query: Mapping[str, str]) -> RequestFilter:
         text=text,
         since_ns=since_ns,
         until_ns=until_ns,
-        min_tokens=parse_int(values["min_tokens"], "min_tokens") if "min_tokens" in values else 0,
+        min_tokens=_parse_least(values, "min_tokens"),
+        min_preemptions=_parse_least(values, "min_preemptions"),
     )
 
 
@@ -72,6 +75,10 @@ def _parse_statuses(text: str) -> tuple[str, ...]:
         if status not in STATUSES:
             raise RequestError(f"status is {status[:40]!r}; allowed: {', '.join(STATUSES)}.", param="status")
     return statuses
+
+
+def _parse_least(values: Mapping[str, str], name: str) -> int:
+    return parse_int(values[name], name) if name in values else 0
 
 
 def _parse_kind(text: str | None) -> str | None:

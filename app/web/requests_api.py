@@ -1,6 +1,5 @@
 """`/api/requests` and the metrics of a session, for programs."""
 
-import time
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from litestar.params import FromPath
 from app.realtime.hub import EventHub
 from app.services.requests import RequestReader
 from app.services.sessions import SessionReader
+from app.web.chart_context import POINTS, complete_until
 from app.web.moments import parse_moment
 from app.web.query_values import read_int
 from app.web.request_json import describe_life, describe_metrics, describe_request
@@ -20,11 +20,7 @@ from engine.errors import RequestError
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
-DEFAULT_POINTS: Final = 300
 MAX_POINTS: Final = 2000
-SETTLING_S: Final = 2.0
-"""A second of a running session is complete and written so long after its end."""
-
 _NS_PER_S: Final = 1_000_000_000
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
@@ -83,18 +79,13 @@ class MetricsApiController(Controller):
         """Return the seconds from `since` to `until`, merged into at most `points` spans."""
         query = request.query_params
         check_names(query, ("since", "until", "points"))
-        points = read_int(request, "points", DEFAULT_POINTS, 2, MAX_POINTS)
+        points = read_int(request, "points", POINTS, 2, MAX_POINTS)
         since, until = (_parse_second(query.get(name), name) for name in ("since", "until"))
         if since is not None and until is not None and until <= since:
             raise RequestError("until must be later than since.", param="until")
         metrics = await requests.metrics(session_id, since, until, points)
         is_running = session_id == hub.session_id
         return _json(describe_metrics(session_id, metrics, complete_until(is_running=is_running)))
-
-
-def complete_until(*, is_running: bool) -> float:
-    """Return up to which Unix time, in seconds, the metrics of a session do not change any more."""
-    return time.time() - SETTLING_S if is_running else float("inf")
 
 
 def _parse_second(text: str | None, name: str) -> int | None:

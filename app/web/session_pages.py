@@ -9,10 +9,12 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
-from app.errors import HistoryUnavailableError
+from app.errors import HistoryUnavailableError, NotInHistoryError
+from app.services.requests import RequestReader
 from app.services.session_edits import SessionEditor
 from app.services.session_rows import Gap, SessionInfo
 from app.services.sessions import SessionReader
+from app.web.form_data import read_form
 from app.web.live_context import (
     describe_reasons,
     describe_states,
@@ -73,13 +75,17 @@ class SessionPagesController(Controller):
         session_id: FromPath[str],
         request: AnyRequest,
         sessions: NamedDependency[SessionReader],
+        requests: NamedDependency[RequestReader],
         frame: NamedDependency[PageFrame],
     ) -> Template:
         """Show one step of a session, by default its last; with scripts, all of them."""
         step = read_step(request)
-        snapshot = await sessions.snapshot_at(session_id, step)
         info = await sessions.get(session_id)
         gaps = await sessions.gaps(info)
+        try:
+            snapshot = await sessions.snapshot_at(session_id, step)
+        except NotInHistoryError as error:
+            return frame.render_error(request, 404, str(error), links_instead(info, gaps, step))
         context = {
             "has_stream": True,
             "model_name": info.model,
@@ -89,6 +95,7 @@ class SessionPagesController(Controller):
             "bookmarks": await sessions.bookmarks(info.id),
             "previous_step": neighbour(info, gaps, snapshot.step, -1),
             "next_step": neighbour(info, gaps, snapshot.step, 1),
+            "unknown_request": await _find_unknown_request(request, requests, session_id),
             "speeds": SPEEDS,
             "states": describe_states(),
             "reasons": describe_reasons(),
@@ -133,7 +140,7 @@ class SessionPagesController(Controller):
         frame: NamedDependency[PageFrame],
     ) -> Template | Redirect:
         """Mark a step; return the list of bookmarks, or go back to the step."""
-        form = await request.form()
+        form = await read_form(request)
         step = parse_int(str(form.get("step", "")), "step", 0, MAX_INTEGER)
         await session_edits.add_bookmark(session_id, step, str(form.get("note", "")).strip())
         return await _show_bookmarks(request, sessions, frame, session_id, step)
@@ -160,7 +167,7 @@ class SessionPagesController(Controller):
         session_edits: NamedDependency[SessionEditor],
     ) -> Redirect:
         """Keep a session when room is needed, or no longer (`on`: 1 or 0); go back to the list."""
-        form = await request.form()
+        form = await read_form(request)
         await session_edits.change(
             session_id, is_starred=bool(parse_int(str(form.get("on", "")), "on", 0, 1))
         )
@@ -174,7 +181,7 @@ class SessionPagesController(Controller):
         session_edits: NamedDependency[SessionEditor],
     ) -> Redirect:
         """Set the note of a session; go back to the list."""
-        form = await request.form()
+        form = await read_form(request)
         await session_edits.change(session_id, note=str(form.get("note", "")).strip())
         return _go(f"{NAV_PATH}#session-{session_id}")
 
@@ -191,6 +198,34 @@ def read_step(request: AnyRequest) -> int | None:
     """Return `step` of the address, None without one; raises `RequestError` if it is no number."""
     step = read_int(request, "step", -1, 0)
     return None if step < 0 else step
+
+
+def links_instead(info: SessionInfo, gaps: Sequence[Gap], step: int | None) -> list[tuple[str, str]]:
+    """Return names and paths of what there is of a session that lacks the step asked for."""
+    steps: list[int] = []
+    names: dict[int, str] = {}
+    if info.config is not None and info.first_step <= info.last_step:
+        around = [] if step is None else [neighbour(info, gaps, step, by) for by in (-1, 1)]
+        first = neighbour(info, gaps, info.first_step - 1, 1) or info.last_step  # it may begin with a gap
+        steps = sorted({first, *(near for near in around if near is not None), info.last_step})
+        names = {info.last_step: "Last step", first: "First step"}
+    pages = (("Its requests", f"/requests?session={info.id}"), ("Its charts", f"/s/{info.id}/charts"))
+    return [
+        *((f"{names.get(at, 'Step')}, {at:,}", f"/s/{info.id}?step={at}") for at in steps),
+        *pages,
+    ]
+
+
+async def _find_unknown_request(request: AnyRequest, requests: RequestReader, session_id: str) -> str:
+    """Return the request that the address names if the session has no such one, else nothing."""
+    request_id = str(request.query_params.get("request", ""))
+    if not request_id:
+        return ""
+    try:
+        whole = await requests.get(request_id)
+    except NotInHistoryError:
+        return request_id
+    return "" if whole.facts.session_id == session_id else request_id
 
 
 def neighbour(info: SessionInfo, gaps: Sequence[Gap], step: int, direction: int) -> int | None:

@@ -1,6 +1,7 @@
 """`/api/sessions`: recorded server runs, their steps and the engine's state after each, for programs."""
 
 import hashlib
+import json
 from functools import partial
 from typing import Any, TypeVar
 
@@ -238,9 +239,15 @@ def parse_cursor(text: str | None) -> tuple[int, str] | None:
 def _answer_frames(request: AnyRequest, frames: ChunkFrames) -> Response[bytes]:
     etag = f'"{hashlib.sha256(frames.data).hexdigest()[:32]}"'
     headers = {"Cache-Control": FOR_EVER if frames.is_whole else "no-store", "ETag": etag}
-    if request.headers.get("if-none-match") == etag:
+    if _has_it(request.headers.get("if-none-match", ""), etag):
         return Response(b"", status_code=304, headers=headers)
     return Response(frames.data, media_type="application/octet-stream", headers=headers)
+
+
+def _has_it(if_none_match: str, etag: str) -> bool:
+    """Whether the client's list of tags, weak ones too, names this one; our tags have no commas."""
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return etag in tags or tags == ["*"]
 
 
 def _encode_state(snapshot: EngineSnapshot, facts: dict[str, Any], *, with_blocks: bool) -> bytes:
@@ -257,9 +264,24 @@ def _json(value: object, status_code: int = 200) -> Response[bytes]:
 
 
 async def _read_body(request: AnyRequest, kind: type[T]) -> T:
+    body = await request.body()
     try:
-        return msgspec.json.decode(await request.body(), type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise RequestError(f"The body is not right: {error}.", code="invalid_body") from None
     except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not JSON: {error}.", code="invalid_json") from None
+        reason = _find_half_character(body) or f"is not JSON: {error}"
+        raise RequestError(f"The body {reason}.", code="invalid_json") from None
+
+
+def _find_half_character(body: bytes) -> str | None:
+    """Return what is wrong with a body that is JSON but for an escape that is half of a character's two."""
+    try:
+        value = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        return f"holds half a character: {half} is one of two escapes, the other of which is missing"
+    except (ValueError, RecursionError):
+        pass
+    return None

@@ -6,8 +6,8 @@ relative path, browsers may keep everything for ever, and a new version is never
 
 import errno
 import hashlib
+import math
 from functools import cache
-from http import HTTPStatus
 from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,14 +15,13 @@ from litestar import Request, Router
 from litestar.datastructures import CacheControlHeader
 from litestar.file_system import BaseLocalFileSystem
 from litestar.plugins.jinja import JinjaTemplateEngine
-from litestar.response import Template
 from litestar.static_files import create_static_files_router
 from litestar.template import TemplateConfig
 from litestar.types import PathType
 from litestar.types.file_types import FileInfo
 
 from app.resources import resource_dir
-from app.web.moments import to_rfc3339, to_words
+from app.web.moments import to_exact_words, to_rfc3339, to_words
 
 CACHE_SECONDS: Final = 365 * 24 * 3600
 HASH_CHARS: Final = 16
@@ -31,19 +30,10 @@ NO_VALUE: Final = "\u2013"
 
 THEME_COOKIE: Final = "pageglass_theme"
 THEMES: Final = ("dark", "light", "system")
+"""The first one is that of a browser that has not chosen."""
 
 _NO_FILE_NAME: Final = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ}
 """What a file system says of names that no file of it can have."""
-
-_NOTHING_HERE: Final = "The address leads nowhere; perhaps it was mistyped."
-_ERROR_TITLES: Final = {
-    400: "That request makes no sense to us",
-    403: "Not allowed",
-    404: "There is no such page",
-    405: "That does not work here",
-    500: "Something went wrong in the server",
-    503: "Not available right now",
-}
 
 
 @cache
@@ -97,8 +87,18 @@ def format_count(value: float) -> str:
 
 
 def format_percent(part: float, whole: float) -> str:
-    """Return part / whole as a percentage without decimals; a dash when there is no whole."""
-    return f"{100 * part / whole:.0f}%" if whole else NO_VALUE
+    """Return part / whole as a percentage without decimals; a dash when there is no whole.
+
+    0% is said of nothing and 100% of everything alone, as `formatPercent` of static/js/format.js does.
+    """
+    if not whole:
+        return NO_VALUE
+    percent = math.floor(100 * part / whole + 0.5)
+    if percent == 0 and part > 0:
+        return "<1%"
+    if percent == 100 and part < whole:
+        return ">99%"
+    return f"{percent}%"
 
 
 def make_environment() -> Environment:
@@ -113,6 +113,7 @@ def make_environment() -> Environment:
     environment.globals["asset_url"] = asset_url
     environment.filters["count"] = format_count
     environment.filters["moment"] = to_words
+    environment.filters["exact_moment"] = to_exact_words
     environment.filters["rfc3339"] = to_rfc3339
     return environment
 
@@ -126,21 +127,3 @@ def theme_of(request: Request[Any, Any, Any]) -> str:
     """Return the theme that this browser asked for; dark unless it did."""
     theme = request.cookies.get(THEME_COOKIE, "")
     return theme if theme in THEMES else THEMES[0]
-
-
-def render_error_page(request: Request[Any, Any, Any], status: int, message: str) -> Template:
-    """Return the page for an error that a person runs into; `message` says what to do.
-
-    An address that nothing answers to has no message but the status's own phrase.
-    """
-    return Template(
-        template_name="errors/error.html",
-        context={
-            "theme": theme_of(request),
-            "status": status,
-            "title": _ERROR_TITLES.get(status, "That did not work"),
-            "message": _NOTHING_HERE if message == HTTPStatus.NOT_FOUND.phrase else message,
-        },
-        status_code=status,
-        headers={"Cache-Control": "no-store"},
-    )

@@ -6,12 +6,15 @@ import { css } from "./palette.js";
 const REFRESH_MS = 5000;
 const HEIGHT_PX = 158; // the legend is below
 const TICK_SPACE_PX = 64;
-const POINTS = 300;
+const POINTS = 300; // as many as the table below has
+const MIN_AXIS_PX = 46;
+const AXIS_ROOM_PX = 18; // tick and gap beside the numbers
+const CHAR_PX = 6.5;
 const SYNC_KEY = "session";
 
 const number = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
 
-/** What is drawn: `read(item, width)` gives a value, or null for none; `rest` is that of spans without a step. */
+/** What is drawn: `read(item)` gives a value, or null for none; `rest` is that of spans without a step, or gives it. */
 const CHARTS = [
   {
     title: "Tokens per second",
@@ -21,10 +24,10 @@ const CHARTS = [
     ],
   },
   {
-    title: "Requests running and waiting",
+    title: "Sequences running and waiting",
     lines: [
-      { label: "running", color: "accent", read: (item) => item.num_running },
-      { label: "waiting", color: "warn", read: (item) => item.num_waiting, dash: [6, 3] },
+      { label: "running", color: "accent", read: (item) => item.max_running, rest: (item) => item.num_running },
+      { label: "waiting", color: "warn", read: (item) => item.max_waiting, rest: (item) => item.num_waiting, dash: [6, 3] },
     ],
   },
   {
@@ -55,6 +58,14 @@ function percent(item, count) {
   return total ? (100 * count) / total : null;
 }
 
+const valueOf = (rest, item) => (typeof rest === "function" ? rest(item) : rest);
+
+/**
+ * The width of a y-axis that holds its numbers.
+ * @param {string[]|null} labels
+ */
+export const axisWidth = (labels) => Math.max(MIN_AXIS_PX, AXIS_ROOM_PX + CHAR_PX * Math.max(0, ...(labels ?? []).map((label) => label.length)));
+
 /**
  * The columns of all charts from an answer of `/api/sessions/{id}/metrics`. Spans that may still grow are left
  * out. Where seconds without steps were left out, rates fall to 0 and counts stay as they were.
@@ -68,7 +79,7 @@ export function toColumns({ width_s: width, items }) {
     times.push(time);
     steps.push(item.last_step);
     for (const { lines } of CHARTS) {
-      for (const { label, read, rest } of lines) columns.get(label).push(isRest && rest !== undefined ? rest : read(item));
+      for (const { label, read, rest = read } of lines) columns.get(label).push(isRest ? valueOf(rest, item) : read(item));
     }
   };
   let before = null;
@@ -92,7 +103,10 @@ class SessionCharts {
     this.theme = null;
     this.data = null;
     this.load();
-    if (root.hasAttribute("data-live")) setInterval(() => document.hidden || this.load(), REFRESH_MS);
+    if (root.hasAttribute("data-live")) {
+      setInterval(() => document.hidden || this.load(), REFRESH_MS);
+      root.parentElement.addEventListener("toggle", () => this.refreshTable(), true);
+    }
     new ResizeObserver(() => this.resize()).observe(root);
   }
 
@@ -103,6 +117,14 @@ class SessionCharts {
     if (!this.data.times.length) return;
     if (this.plots.length) this.plots.forEach((plot, i) => plot.setData(this.columnsOf(CHARTS[i])));
     else this.draw();
+    if (this.root.hasAttribute("data-live")) this.refreshTable();
+  }
+
+  /** Fetch the table anew while it is seen, or as long as there is none. */
+  refreshTable() {
+    const section = this.root.parentElement;
+    const table = section.querySelector("details");
+    if (!table || table.open) section.dispatchEvent(new CustomEvent("charts:tick"));
   }
 
   setTheme(theme) {
@@ -144,7 +166,7 @@ class SessionCharts {
       cursor: { sync: { key: SYNC_KEY }, bind: { click: (plot, target, handler) => (event) => (handler(event), this.open(plot)) } },
       legend: { live: true },
       scales: { y: { range: (_, __, max) => range ?? [0, Math.max(1, max * 1.1)] } },
-      axes: [{ ...axis, space: TICK_SPACE_PX, values: (_, ticks) => ticks.map(formatTick) }, { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => number.format(tick)) }],
+      axes: [{ ...axis, space: TICK_SPACE_PX, values: (_, ticks) => ticks.map(formatTick) }, { ...axis, size: (_, labels) => axisWidth(labels), values: (_, ticks) => ticks.map((tick) => number.format(tick)) }],
       series: [
         { label: "UTC", value: (_, seconds) => (seconds === null ? "–" : clock(seconds)) },
         ...lines.map(({ label, color, dash, isDotted }) => ({

@@ -8,6 +8,7 @@ import { bindTheme } from "./theme.js";
 
 const NEAR_END_PX = 80;
 const COPIED_MS = 1500;
+const GAP_MS = 100;
 
 const byId = (id) => document.getElementById(id);
 
@@ -17,6 +18,7 @@ const panel = document.querySelector(".chat-panel");
 const announcer = new Announcer(byId("announcer"));
 const grid = new MiniGrid(document.querySelector(".mini-grid"), { onengine: showEngine });
 let stream = null;
+let numAsking = 0; // requests of this page that are under way
 let follows = true; // the reader is at the end of the log
 
 // ---- the growing answer ----
@@ -28,6 +30,33 @@ function connect() {
   stream = null;
   grid.light(-1, -1);
   if (element) stream = new AnswerStream(element, { ontext: keepUp, onstats, onend });
+  shareConnection();
+}
+
+/** A page that nobody sees, and one that has to ask for something, gives its stream's connection to others. */
+function shareConnection() {
+  if (document.hidden || numAsking > 0) stream?.pause();
+  else stream?.resume();
+}
+
+/**
+ * Make way for a request. Every page asks every few seconds what is recorded, so that also with more windows in sight
+ * than a browser has connections each gets its turn. `ctx` is htmx's, whose end no event tells if its element is gone.
+ */
+function makeWay({ detail: { ctx } }) {
+  const { fetch } = ctx;
+  ctx.fetch = async (...request) => {
+    numAsking++;
+    shareConnection();
+    try {
+      return await fetch(...request);
+    } finally {
+      setTimeout(() => {
+        numAsking--;
+        shareConnection();
+      }, GAP_MS);
+    }
+  };
 }
 
 function onstats({ seq_id: seqId, slot }) {
@@ -141,11 +170,15 @@ function onfailure(event) {
   if (isOfFrame(event.target)) return;
   const status = ctx?.response?.status;
   if (status === 422 || status === 409) return; // shown by the server's own words
-  const reason = status === undefined ? "The server does not answer" : status === 404 ? "This chat is not there any more" : `The server answered with error ${status}`;
   const fault = document.createElement("p");
   fault.className = "fault";
-  fault.textContent = `${reason}. Reload the page to see where things are.`;
+  fault.textContent = status === 413 ? "This is far more than a chat takes; shorten it." : `${describeFailure(status)}. Reload the page to see where things are.`;
   byId("composer-faults").replaceChildren(fault);
+}
+
+function describeFailure(status) {
+  if (status === undefined) return "The server does not answer";
+  return status === 404 ? "This chat is not there any more" : `The server answered with error ${status}`;
 }
 
 function showEngine(status) {
@@ -165,6 +198,8 @@ function start() {
   document.addEventListener("click", onclick);
   document.addEventListener("keydown", onkeydown);
   document.addEventListener("scroll", noteScroll, { capture: true, passive: true });
+  document.addEventListener("visibilitychange", shareConnection);
+  document.addEventListener("htmx:before:request", makeWay);
   document.addEventListener("htmx:after:swap", onswap);
   document.addEventListener("htmx:response:error", onfailure);
   document.addEventListener("htmx:error", onfailure);

@@ -13,13 +13,18 @@ export function describePhase(stats) {
 }
 
 /**
- * Follows the answer in `element` (it has data-stream). The stream's ids count characters, so a connection that
- * comes back goes on where the last one ended.
+ * Follows the answer in `element` (it has data-stream, and in data-from how many characters it shows). The stream's
+ * ids count characters, so a connection that comes back goes on where the last one ended.
+ *
+ * A browser opens six connections to a server, over all its tabs; a stream holds one. `pause` gives it back.
  */
 export class AnswerStream {
-  #source;
+  #source = null;
+  #hasEnded = false;
 
   /**
+   * Nothing is asked for before `resume`.
+   *
    * @param {HTMLElement} element
    * @param {{ontext: () => void, onstats: (stats: object) => void, onend: (element: HTMLElement) => void}} options
    */
@@ -28,20 +33,34 @@ export class AnswerStream {
     this.text = element.querySelector(".stream-text");
     this.phase = element.querySelector(".phase");
     this.options = { ontext, onstats, onend };
-    this.#source = new EventSource(element.dataset.stream);
+    this.offset = Number(element.dataset.from);
+  }
+
+  /** Go on where the text ends; does nothing while it runs or once it has ended. */
+  resume() {
+    if (this.#source || this.#hasEnded) return;
+    this.#source = new EventSource(`${this.element.dataset.stream}?from=${this.offset}`);
     this.#source.addEventListener("open", () => delete this.phase.dataset.lost);
-    this.#source.addEventListener("text", (event) => this.#append(JSON.parse(event.data).text));
+    this.#source.addEventListener("text", (event) => this.#append(event));
     this.#source.addEventListener("stats", (event) => this.#takeStats(JSON.parse(event.data)));
     this.#source.addEventListener("end", () => this.#end());
     this.#source.addEventListener("error", () => this.#lost());
   }
 
-  close() {
-    this.#source.close();
+  /** Let go of the connection; the answer goes on meanwhile. */
+  pause() {
+    this.#source?.close();
+    this.#source = null;
   }
 
-  #append(text) {
-    this.text.append(text);
+  close() {
+    this.#hasEnded = true;
+    this.pause();
+  }
+
+  #append(event) {
+    this.offset = Number(event.lastEventId);
+    this.text.append(JSON.parse(event.data).text);
     this.options.ontext();
   }
 
@@ -58,7 +77,7 @@ export class AnswerStream {
 
   #lost() {
     this.phase.dataset.lost = "";
-    const isOver = this.#source.readyState === 2; // the server has refused: no such message any more
+    const isOver = this.#source?.readyState === 2; // the server has refused: no such message any more
     this.#say(isOver ? "The connection is lost; reload the page to see whether the answer went on." : "The connection is lost, trying again. The answer goes on meanwhile.");
   }
 

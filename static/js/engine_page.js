@@ -10,7 +10,7 @@ import { GridInput } from "./grid_input.js";
 import { bindKeys } from "./keyboard.js";
 import { MarkCursor } from "./mark_cursor.js";
 import { PaintLoop } from "./paint_loop.js";
-import { STATES, SlotStyles, css, slotRgb } from "./palette.js";
+import { STATES, SlotStyles, css, inkOn, slotRgb } from "./palette.js";
 import { EngineView } from "./reducer.js";
 import { RequestList } from "./request_list.js";
 import { StatusBar } from "./status_bar.js";
@@ -34,7 +34,8 @@ const byId = (id) => document.getElementById(id);
  * - `onmove(change)`: the view has taken a message, and the page with it
  * - `onpick(slot)`: a person lit up a slot, or put out the light (-1)
  * - `everySecond(page)`: called once a second
- * - `writePace(page)`: writes how the view keeps up, a few times a second; returns how long no step has come, in ms
+ * - `writePace(page)`: writes how the view keeps up, a few times a second; returns the token rates to show:
+ *   {prefill, decode} per second
  * - `describeOutage`: words of the banner, as in connection.js
  * - `ontheme(theme)`: the colours have changed
  * - `keys()`, `steps()`: further keys, as in keyboard.js
@@ -51,7 +52,7 @@ export class EnginePage {
   #slotStyles = new SlotStyles();
 
   constructor(options) {
-    this.#options = { onmove() {}, onpick() {}, everySecond() {}, ontheme() {}, writePace: () => 0, keys: () => ({}), steps: () => ({}), ...options };
+    this.#options = { onmove() {}, onpick() {}, everySecond() {}, ontheme() {}, keys: () => ({}), steps: () => ({}), ...options };
     const view = (this.view = new EngineView());
     this.paintedStep = -1;
     this.framesWithSteps = 0;
@@ -246,7 +247,10 @@ export class EnginePage {
     this.grid.setTheme(next);
     this.batchStrip.theme = this.timeline.theme = next;
     this.#slotStyles.update(next, this.view.hello?.config?.max_num_seqs ?? 0);
-    ["a", "b", "c"].forEach((name, slot) => byId("legend").style.setProperty(`--slot-${name}`, css(slotRgb(slot, next.light))));
+    const { style } = byId("legend");
+    ["a", "b", "c"].forEach((name, slot) => style.setProperty(`--slot-${name}`, css(slotRgb(slot, next.light))));
+    style.setProperty("--ink-b", css(inkOn(slotRgb(1, next.light))));
+    style.setProperty("--ink-shared", css(inkOn(next.states[STATES.indexOf("shared")])));
     if (next.forced) this.setMode("state"); // owner colours are not the system's colours
     this.#options.ontheme(next);
     this.repaint();
@@ -271,7 +275,7 @@ export class EnginePage {
 
   #bindControls() {
     const dialog = byId("keys-dialog");
-    const flipTheme = bindTheme({ button: byId("theme-button"), select: byId("theme-select"), onchange: (theme) => this.#onTheme(theme) });
+    bindTheme({ button: byId("theme-button"), select: byId("theme-select"), onchange: (theme) => this.#onTheme(theme) });
     const help = () => dialog.showModal();
     byId("keys-button").addEventListener("click", help);
     byId("fit-button").addEventListener("click", () => this.input.fit());
@@ -287,7 +291,6 @@ export class EnginePage {
       Digit0: () => this.input.fit(),
       KeyW: () => this.#zoomTimeline(1),
       KeyS: () => this.#zoomTimeline(-1),
-      KeyT: flipTheme,
       ...this.#options.keys(),
     }, { help, escape, toggle: byId("single-keys"), steps: this.#options.steps() });
     this.#bindTimeline();

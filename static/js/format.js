@@ -5,6 +5,13 @@ const INTEGER = new Intl.NumberFormat("en-US");
 /** A whole number with thousands separators. */
 export const formatCount = (value) => INTEGER.format(value);
 
+/** `part` of `whole` without decimals: 0% is said of nothing and 100% of everything alone, as the server does. */
+export function formatPercent(part, whole) {
+  const percent = Math.round((100 * part) / whole);
+  if (percent === 0 && part > 0) return "<1%";
+  return percent === 100 && part < whole ? ">99%" : `${percent}%`;
+}
+
 /** Milliseconds with three significant digits. */
 export function formatMs(ms) {
   if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`;

@@ -38,10 +38,21 @@ export function bindKeys(actions, { help, escape, toggle, steps = {} }) {
   });
 }
 
+/** A key that does something does nothing else: a field that gets the focus would get the character too. */
 function press(event, actions, help) {
-  if (event.key === "?") return help();
-  const action = event.shiftKey ? undefined : actions[event.code];
+  const action = event.key === "?" ? help : event.shiftKey ? undefined : actions[event.code];
   if (!action || (event.code === "Space" && isPressable(event.target))) return;
-  if (event.code === "Space") event.preventDefault();
+  event.preventDefault();
   action();
+}
+
+/** Call `action` on a plain press of one letter, as `bindKeys` would, on any page; the switch counts here too. */
+export function bindKey(code, action) {
+  document.addEventListener("keydown", (event) => {
+    const { defaultPrevented, ctrlKey, metaKey, altKey, shiftKey, repeat } = event;
+    if (defaultPrevented || ctrlKey || metaKey || altKey || shiftKey || repeat || event.code !== code) return;
+    if (isForInput(event.target, false) || localStorage.getItem(STORE_KEY) === "off") return;
+    event.preventDefault();
+    action();
+  });
 }

@@ -2,7 +2,7 @@
 
 import { EnginePage, exposePage } from "./engine_page.js";
 import { formatCount } from "./format.js";
-import { describeView } from "./status_bar.js";
+import { describeView, tokenRates } from "./status_bar.js";
 import { EngineStream } from "./stream.js";
 
 const IDLE_REFRESH_MS = 5000;
@@ -11,7 +11,6 @@ const MAX_FPS = 60;
 const byId = (id) => document.getElementById(id);
 
 let refreshedAt = -Infinity;
-let newestStepAt = -Infinity;
 let stepsPerFrame = 0;
 
 /** The page limits how often the server is really asked. */
@@ -34,16 +33,13 @@ function writePace({ view, paintedStep, loop, framesWithSteps, stepsInFrames }) 
     setText("stat-frames", words.pace);
     setText("stat-lost", words.lost);
   }
-  return performance.now() - newestStepAt;
+  return tokenRates(view.steps, view.serverMs);
 }
 
 const page = new EnginePage({
   makeSource: (view, listeners) => new EngineStream(view, listeners),
   refreshPanels,
   writePace,
-  onmove({ lastStep }) {
-    if (lastStep !== page.paintedStep) newestStepAt = performance.now();
-  },
   everySecond({ source }) {
     // Nothing comes from an idle engine, but other pages come and go.
     const isQuiet = performance.now() - refreshedAt >= IDLE_REFRESH_MS;

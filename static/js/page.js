@@ -1,4 +1,4 @@
-// What every page without a stream of its own needs: the theme button.
+// What every page without a stream of its own needs: the theme button and its key.
 
 import { bindTheme } from "./theme.js";
 

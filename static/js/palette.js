@@ -12,6 +12,8 @@ const GOLDEN_ANGLE_DEG = 137.508;
 // Okabe-Ito for the first seven slots; the light theme has darker twins so that each keeps a contrast of 3:1 to white.
 const FIRST_SLOTS_DARK = ["#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7"];
 const FIRST_SLOTS_LIGHT = ["#b87300", "#2787bf", "#007a59", "#8f8500", "#0058a3", "#bf4f00", "#a9528a"];
+const DARK_INK = [10, 14, 19];
+const LIGHT_INK = [255, 255, 255];
 const LIGHTNESS_DARK = [0.78, 0.62, 0.7];
 const LIGHTNESS_LIGHT = [0.6, 0.44, 0.52];
 
@@ -48,7 +50,7 @@ export function contrast(a, b) {
 
 /** Black or white, whichever reads better on `rgb`. */
 export function inkOn(rgb) {
-  return luminance(rgb) > 0.3 ? [10, 14, 19] : [255, 255, 255];
+  return contrast(DARK_INK, rgb) > contrast(LIGHT_INK, rgb) ? DARK_INK : LIGHT_INK;
 }
 
 function luminance(rgb) {

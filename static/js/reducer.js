@@ -17,6 +17,7 @@ const NO_CELLS = new Uint32Array(0);
  * What the page knows of the engine. Read its fields freely; only `apply` changes them.
  *
  * - `hello`: the newest HELLO (null before the first), `session`, `status`, `model` from it
+ * - `serverMs`: the server's clock now, in Unix milliseconds, as of the newest HELLO; of a recording it says nothing
  * - `numBlocks`, `blockSize`, `cells`: packed cell of each block (see cellState …); no blocks while the model loads
  * - `step`: the step that `cells` shows; `tMs` its time
  * - `steps`: StepRing of step rows
@@ -29,6 +30,7 @@ const NO_CELLS = new Uint32Array(0);
  */
 export class EngineView {
   #lastLost = -1; // newest step that is known to be missing
+  #clockOffsetMs = 0;
 
   /** @param {{clock?: () => number, ringCapacity?: number}} options clock: milliseconds, for `at` of marks */
   constructor({ clock = () => performance.now(), ringCapacity = 65536 } = {}) {
@@ -69,10 +71,14 @@ export class EngineView {
     let all = false;
     for (const frame of frames) {
       if (frame.type === FRAME.KEYFRAME) all = true;
-      if (frame.type === FRAME.HELLO && this.#takeHello(frame.hello)) all = true;
+      if (frame.type === FRAME.HELLO && this.#takeHello(frame)) all = true;
       this.#take(frame, changed, live ?? !hasHello);
     }
     return { lastStep: this.step, changed: all ? null : concat(changed), hello: hasHello };
+  }
+
+  get serverMs() {
+    return this.clock() + this.#clockOffsetMs;
   }
 
   /** Forget everything but the names: the next message begins with HELLO and KEYFRAME, of any step. */
@@ -138,7 +144,8 @@ export class EngineView {
   }
 
   /** @returns {boolean} whether the picture starts afresh */
-  #takeHello(hello) {
+  #takeHello({ hello, tMs }) {
+    this.#clockOffsetMs = tMs - this.clock();
     const afresh = hello.session !== this.session || blocksOf(hello) !== this.numBlocks;
     if (hello.session !== this.session) {
       this.#forget();

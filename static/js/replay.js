@@ -5,6 +5,7 @@ import { formatCount } from "./format.js";
 import { ReplayBar } from "./replay_bar.js";
 import { Follow } from "./replay_follow.js";
 import { ReplayStream } from "./replay_stream.js";
+import { stepRates } from "./status_bar.js";
 
 const ADDRESS_MS = 250;
 const PANELS_MS = 250;
@@ -68,7 +69,7 @@ function writeWhen({ view }) {
     byId("stat-when").textContent = `${time.slice(0, 12)}`;
     byId("stat-day").textContent = `${day} UTC`;
   }
-  return 0; // its rates are those of the step shown
+  return stepRates(view.steps);
 }
 
 function describeOutage(view, { reason, retryAt, refused }, now) {
@@ -123,7 +124,11 @@ const page = new EnginePage({
   keys: () => bar.keys,
   steps: () => bar.steps,
 });
-const follow = new Follow(page, { seq: address.searchParams.get("seq"), request: address.searchParams.get("request") }, writeAddress);
+const follow = new Follow(
+  page,
+  { seq: address.searchParams.get("seq"), request: address.searchParams.get("request"), unknown: root.dataset.unknownRequest },
+  writeAddress,
+);
 const bar = new ReplayBar(page.source, { links: linkHere, announce: (text) => page.announcer.say(text) });
 page.timeline.canvas.addEventListener("click", () => {
   if (page.timeline.hoverStep >= 0) bar.goTo(page.timeline.hoverStep);

@@ -2,8 +2,9 @@
 // shows where that is.
 
 import { formatCount } from "./format.js";
-import { MarkerStrip, describeMarkers, findMarker } from "./replay_markers.js";
+import { MarkerStrip, describeMarkers, findMarker, wordMarkers } from "./replay_markers.js";
 import { describeRefusal } from "./replay_chunks.js";
+import { linkRequest } from "./replay_follow.js";
 
 const THUMB_CSS = 16;
 const FAR_STEPS = 10;
@@ -14,6 +15,12 @@ const byId = (id) => document.getElementById(id);
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+/** Words with a link in them only change when they must: a link that has the focus keeps it. */
+function writeWords(element, parts) {
+  const nodes = parts.filter(Boolean).flatMap((part) => [" · ", ...(part.requestId ? [linkRequest(part.requestId), ` ${part.words}`] : [part.words ?? part])]).slice(1);
+  if (element.textContent !== nodes.map((node) => node.textContent ?? node).join("")) element.replaceChildren(...nodes);
 }
 
 /** Wires the controls. `links()` gives the address of this moment; `announce(text)` says something. */
@@ -31,7 +38,7 @@ export class ReplayBar {
     this.#links = links;
     this.#announce = announce;
     this.slider = byId("replay-slider");
-    this.strip = new MarkerStrip(byId("replay-markers"), THUMB_CSS / 2);
+    this.strip = new MarkerStrip(byId("replay-markers"), byId("replay-tip"), { inset: THUMB_CSS / 2, onpick: (step) => this.goTo(step) });
     this.#bindMoves();
     this.#bindForms();
     let list = byId("bookmarks");
@@ -95,7 +102,7 @@ export class ReplayBar {
 
   #stretch(range) {
     this.slider.max = byId("replay-goto").max = range.lastStep;
-    byId("replay-goto").min = range.firstStep;
+    byId("replay-goto").min = range.firstStep - 1;
     this.strip.range = range;
     this.strip.paint();
   }
@@ -104,11 +111,11 @@ export class ReplayBar {
     const gap = this.#stream.gapAt(step + 1);
     const parts = [
       this.#problem,
-      describeMarkers(this.#markers, step),
+      ...wordMarkers(this.#markers, step),
       gap ? `steps ${formatCount(gap.first_step)} to ${formatCount(gap.first_step + gap.num_steps - 1)} were not recorded` : "",
       this.#isTruncated ? "only the first 10,000 markers are shown" : "",
     ];
-    setText(byId("replay-note"), parts.filter(Boolean).join(" · "));
+    writeWords(byId("replay-note"), parts);
   }
 
   /** Fetch what there is to jump to. */
@@ -182,17 +189,13 @@ export class ReplayBar {
 
   #jump(direction, kind = "") {
     const marker = findMarker(this.#markers, this.#stream.wanted, direction, kind);
-    if (marker) this.goTo(marker.step);
+    if (marker) this.goTo(marker.step, { direction }); // over a gap, not back to where it begins
     this.#announce(marker ? `Step ${marker.step}: ${describeMarkers(this.#markers, marker.step)}` : `No ${direction > 0 ? "later" : "earlier"} ${kind || "marker"}`);
   }
 
   #focusStep() {
-    const field = byId("replay-goto");
-    // After this key press, or its own character would land in the field.
-    setTimeout(() => {
-      field.focus();
-      field.select();
-    });
+    byId("replay-goto").focus();
+    byId("replay-goto").select();
   }
 
   #openBookmark() {

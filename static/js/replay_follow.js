@@ -7,13 +7,15 @@ const byId = (id) => document.getElementById(id);
 export class Follow {
   /**
    * @param {import("./engine_page.js").EnginePage} page
-   * @param {{seq: string | null, request: string | null}} wanted from the address
+   * @param {{seq: string | null, request: string | null, unknown: string}} wanted from the address; `unknown`: the
+   *   request, if the session has no such one
    * @param {() => void} onchange somebody else is followed now
    */
-  constructor(page, { seq, request }, onchange) {
+  constructor(page, { seq, request, unknown }, onchange) {
     this.page = page;
     this.seq = /^\d+$/.test(seq ?? "") ? Number(seq) : null;
     this.request = request;
+    this.unknown = unknown;
     this.onchange = onchange;
     document.addEventListener("htmx:after:swap", () => this.update());
   }
@@ -63,10 +65,23 @@ export class Follow {
     const note = byId("replay-follow");
     note.hidden = !this.isOn;
     if (!this.isOn) return;
-    const name = this.request ? shortId(this.request) : `sequence ${this.seq}`;
-    const text = `Following ${name}${this.page.grid.selectedSlot < 0 ? ", which holds no blocks at this step" : ""} · Esc ends it`;
-    if (note.textContent !== text) note.textContent = text;
+    const isDark = this.page.grid.selectedSlot < 0;
+    const parts =
+      isDark && this.request && this.request === this.unknown
+        ? [`This session has no request ${this.request}`]
+        : ["Following ", this.request ? linkRequest(this.request) : `sequence ${this.seq}`, isDark ? ", which holds no blocks at this step" : ""];
+    parts.push(" · Esc ends it");
+    if (note.textContent !== parts.map((part) => part.textContent ?? part).join("")) note.replaceChildren(...parts);
   }
+}
+
+/** A link to the page of a request. */
+export function linkRequest(requestId) {
+  const link = document.createElement("a");
+  link.href = `/r/${encodeURIComponent(requestId)}`;
+  link.title = "Its page: life, texts, tokens";
+  link.textContent = shortId(requestId);
+  return link;
 }
 
 /** The part of a request id by which people tell requests apart. */

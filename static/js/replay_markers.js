@@ -1,5 +1,6 @@
 // What is worth jumping to in a recording: preemptions, ends, gaps, bookmarks. Drawn as a strip over the slider.
 
+import { formatCount } from "./format.js";
 import { css } from "./palette.js";
 import { shortId } from "./replay_follow.js";
 
@@ -14,6 +15,7 @@ const KINDS = {
 };
 const OTHER = { words: "", color: "muted", height: 0.4 };
 const MAX_WORDS = 3;
+const REACH_CSS = 6;
 
 /** First marker after `step` (direction 1) or last before it (-1), of one kind or any; markers are in order of steps. */
 export function findMarker(markers, step, direction, kind = "") {
@@ -23,28 +25,72 @@ export function findMarker(markers, step, direction, kind = "") {
 
 /** What happened at a step, in words; empty when nothing did. */
 export function describeMarkers(markers, step) {
+  return wordMarkers(markers, step)
+    .map(({ requestId, words }) => (requestId ? `${shortId(requestId)} ${words}` : words))
+    .join(", ");
+}
+
+/** The same in pieces: the request it is about, if any, and what happened. */
+export function wordMarkers(markers, step) {
   const here = markers.filter((marker) => marker.step === step);
-  const words = here.slice(0, MAX_WORDS).map(describeMarker);
-  if (here.length > MAX_WORDS) words.push(`${here.length - MAX_WORDS} more`);
-  return words.join(", ");
+  const words = here.slice(0, MAX_WORDS).map(wordMarker);
+  if (here.length > MAX_WORDS) words.push({ requestId: null, words: `${here.length - MAX_WORDS} more` });
+  return words;
 }
 
-function describeMarker({ kind, request_id: requestId, note }) {
+function wordMarker({ kind, request_id: requestId, note }) {
   const words = KINDS[kind]?.words || kind;
-  if (kind === "bookmark") return note ? `bookmark: ${note}` : words;
-  return requestId ? `${shortId(requestId)} ${words}` : words;
+  return kind === "bookmark" && note ? { requestId: null, words: `bookmark: ${note}` } : { requestId, words };
 }
 
-/** Draws markers between the first and the last step; `inset` is half the width of the slider's thumb, in CSS pixels. */
+/** Of markers within `reach` pixels of `x` the nearest, of equally near ones the tallest; `at(step)` is where one lies. */
+export function markerAt(markers, x, at, reach) {
+  const rank = ({ step, kind }) => Math.abs(at(step) - x) - (KINDS[kind] ?? OTHER).height / 2;
+  const near = markers.filter(({ step }) => Math.abs(at(step) - x) <= reach);
+  return near.reduce((best, marker) => (best === null || rank(marker) < rank(best) ? marker : best), null);
+}
+
+/**
+ * Draws markers between the first and the last step, says in `tip` what the one under the pointer is, and calls
+ * `onpick(step)` on a click; `inset` is half the width of the slider's thumb, in CSS pixels.
+ */
 export class MarkerStrip {
-  constructor(canvas, inset) {
+  constructor(canvas, tip, { inset, onpick }) {
     this.canvas = canvas;
+    this.tip = tip;
     this.inset = inset;
+    canvas.addEventListener("pointermove", (event) => this.#hover(event.offsetX));
+    canvas.addEventListener("pointerleave", () => this.#hover(-Infinity));
+    canvas.addEventListener("click", (event) => {
+      const marker = this.#at(event.offsetX);
+      if (marker) onpick(marker.step);
+    });
     this.ctx = canvas.getContext("2d");
     this.theme = null;
     new ResizeObserver(() => this.paint()).observe(canvas);
     this.markers = [];
     this.range = { firstStep: 1, lastStep: 1, gaps: [] };
+  }
+
+  /** Where a step lies, in CSS pixels. */
+  #x(step) {
+    const { range, inset, canvas } = this;
+    const span = Math.max(1, range.lastStep - range.firstStep);
+    return inset + ((canvas.clientWidth - 2 * inset) * (step - range.firstStep)) / span;
+  }
+
+  #at(x) {
+    return markerAt(this.markers, x, (step) => this.#x(step), REACH_CSS);
+  }
+
+  #hover(x) {
+    const marker = this.#at(x);
+    this.canvas.classList.toggle("has-marker", marker !== null);
+    this.tip.hidden = marker === null;
+    if (marker === null) return;
+    this.tip.textContent = `Step ${formatCount(marker.step)}: ${describeMarkers(this.markers, marker.step)}`;
+    const left = Math.max(0, Math.min(this.#x(marker.step), this.canvas.clientWidth - this.tip.offsetWidth));
+    this.tip.style.transform = `translateX(${left}px)`;
   }
 
   paint() {
@@ -54,9 +100,7 @@ export class MarkerStrip {
     const height = Math.max(1, Math.round(canvas.clientHeight * ratio));
     Object.assign(canvas, { width, height }); // clears it
     if (!theme) return;
-    const inset = this.inset * ratio;
-    const span = Math.max(1, range.lastStep - range.firstStep);
-    const x = (step) => Math.round(inset + ((width - 2 * inset) * (step - range.firstStep)) / span);
+    const x = (step) => Math.round(this.#x(step) * ratio);
     ctx.fillStyle = css(theme.bad, 0.35);
     for (const { first_step: first, num_steps: count } of range.gaps) ctx.fillRect(x(first), 0, Math.max(ratio, x(first + count) - x(first)), height);
     // Low ones first, so that a bookmark is never hidden by a hundred ends.

@@ -108,7 +108,7 @@ export class ReplayStream {
 
   #recorded(step, direction) {
     const { firstStep, lastStep } = this.range;
-    const inside = Math.min(lastStep, Math.max(firstStep, Math.round(step)));
+    const inside = Math.min(lastStep, Math.max(firstStep - 1, Math.round(step))); // what was before the first is known
     const gap = this.gapAt(inside);
     if (!gap) return inside;
     const end = gap.first_step + gap.num_steps - 1;
@@ -137,7 +137,7 @@ export class ReplayStream {
   }
 
   async #goTo({ step, dragging }) {
-    const chunk = await this.#chunks.get(chunkStart(step), step);
+    const chunk = await this.#chunks.get(chunkStart(Math.max(step, this.range.firstStep)), step);
     if (!(await this.#goForward(chunk, step))) await this.#begin(this.#earlier(chunk), step);
     this.#setStatus({ connected: true, attempt: 0, retryAt: null, refused: false, reason: "" });
     if (dragging || this.#goal) return;
@@ -152,6 +152,7 @@ export class ReplayStream {
     if (!isAhead) return false;
     const messages = [];
     for (let first = chunkStart(view.step + 1); first < last.firstStep; first += CHUNK_STEPS) {
+      if (this.#isLost(first)) return false;
       messages.push(...(await this.#chunks.get(first, first + CHUNK_STEPS - 1)).between(view.step, step));
     }
     messages.push(...last.between(view.step, step));
@@ -196,7 +197,14 @@ export class ReplayStream {
     if (chunks[0].messages[0].step + 1 < firstRow && this.#view.step === step) await this.#begin(chunks, step);
   }
 
+  /** Whether nothing of a chunk can be shown: it lies in a gap that ends behind it. */
+  #isLost(firstStep) {
+    const gap = this.gapAt(firstStep);
+    return gap !== undefined && this.gapAt(firstStep + CHUNK_STEPS - 1) === gap;
+  }
+
   #prefetch(firstStep) {
+    if (this.#isLost(firstStep)) return;
     this.#chunks.get(firstStep).catch(() => {}); // whoever needs it will hear of it
   }
 

@@ -10,7 +10,7 @@ export class RequestList {
     this.selectedSlot = -1;
     root.addEventListener("click", (event) => {
       const row = event.target.closest("tr[data-slot]");
-      if (row) this.#pick(row);
+      if (row && !event.target.closest("a")) this.#pick(row);
       if (event.target.closest("#copy-curl")) copyText(root.querySelector("#curl-line"), event.target);
     });
     document.addEventListener("htmx:after:swap", () => this.refresh());

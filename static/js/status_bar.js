@@ -2,10 +2,13 @@
 
 import { cellState } from "./wire.js";
 import { STATES } from "./palette.js";
-import { formatCount, formatMs } from "./format.js";
+import { formatCount, formatMs, formatPercent } from "./format.js";
 
 const RATE_WINDOW_MS = 2000;
 const REASON_STEPS = 200;
+
+const STEP_TIMES = ["scheduleMs", "forwardMs", "sampleMs", "hostMs"];
+const NO_RATES = Object.freeze({ prefill: 0, decode: 0 });
 
 const byId = (id) => document.getElementById(id);
 
@@ -20,16 +23,25 @@ export function countStates(view) {
   return counts.slice(0, STATES.length);
 }
 
-/** Tokens per second over the newest steps; none once no step has come (`quietMs`) for as long as the window. */
-export function tokenRates(steps, quietMs) {
-  if (steps.length < 2 || quietMs > RATE_WINDOW_MS) return { prefill: 0, decode: 0 };
+/** How long a step took. */
+function stepMs(steps, i) {
+  return STEP_TIMES.reduce((sum, name) => sum + steps.get(name, i), 0);
+}
+
+/**
+ * Tokens per second over the newest steps; none once the newest has ended, by the engine's clock (`nowMs`), for as long
+ * as the window.
+ */
+export function tokenRates(steps, nowMs) {
   const last = steps.length - 1;
+  if (last < 1) return NO_RATES;
   const end = steps.get("tMs", last);
+  if (nowMs - end - stepMs(steps, last) > RATE_WINDOW_MS) return NO_RATES;
   let first = last - 1;
   while (first > 0 && end - steps.get("tMs", first - 1) <= RATE_WINDOW_MS) first--;
   // A step's tokens count from its start to the start of the next one, so the newest step is not in the sum yet.
   const seconds = (end - steps.get("tMs", first)) / 1000;
-  if (seconds <= 0) return { prefill: 0, decode: 0 };
+  if (seconds <= 0) return NO_RATES;
   let prefill = 0;
   let decode = 0;
   for (let i = first; i < last; i++) {
@@ -37,6 +49,14 @@ export function tokenRates(steps, quietMs) {
     decode += steps.get("decodeTokens", i);
   }
   return { prefill: prefill / seconds, decode: decode / seconds };
+}
+
+/** Tokens per second of the newest step alone, over the time that it took. */
+export function stepRates(steps) {
+  const last = steps.length - 1;
+  const seconds = last < 0 ? 0 : stepMs(steps, last) / 1000;
+  if (seconds <= 0) return NO_RATES;
+  return { prefill: steps.get("prefillTokens", last) / seconds, decode: steps.get("decodeTokens", last) / seconds };
 }
 
 /** How often each reason stopped admission in the newest scheduling steps, and the newest reason (-1: none). */
@@ -81,26 +101,24 @@ export class StatusBar {
     this.#writeBatch();
   }
 
-  /** Everything else; call a few times a second. `quietMs`: how long no step has come. */
-  write(quietMs) {
+  /** Everything else; call a few times a second. `rates`: tokens per second, {prefill, decode}. */
+  write(rates) {
     const { view } = this;
     if (view.numBlocks === 0) return;
     const counts = countStates(view);
-    this.#writeSteps(quietMs);
+    this.#writeSteps(rates);
     this.#writeMemory(counts);
     this.#writeReasons();
     for (const button of this.legend) setText(button.querySelector("b"), formatCount(counts[button.dataset.state]));
   }
 
-  #writeSteps(quietMs) {
+  #writeSteps(rates) {
     const { steps } = this.view;
     const last = steps.length - 1;
-    if (last < 0) return;
-    const ms = ["scheduleMs", "forwardMs", "sampleMs", "hostMs"].reduce((sum, name) => sum + steps.get(name, last), 0);
-    setText(byId("stat-step-ms"), formatMs(ms));
-    setText(byId("stat-running"), formatCount(steps.get("running", last)));
-    setText(byId("stat-waiting"), formatCount(steps.get("waiting", last)));
-    const rates = tokenRates(steps, quietMs);
+    const none = this.view.step > 0 ? "–" : "0"; // before the first step, or at one whose row is gone
+    setText(byId("stat-step-ms"), last < 0 ? "" : formatMs(stepMs(steps, last)));
+    setText(byId("stat-running"), last < 0 ? none : formatCount(steps.get("running", last)));
+    setText(byId("stat-waiting"), last < 0 ? none : formatCount(steps.get("waiting", last)));
     setText(byId("stat-prefill"), formatCount(Math.round(rates.prefill)));
     setText(byId("stat-decode"), formatCount(Math.round(rates.decode)));
   }
@@ -110,7 +128,7 @@ export class StatusBar {
     const [free, cached] = counts;
     const shared = counts[STATES.indexOf("shared")];
     const used = numBlocks - free - cached;
-    setText(byId("stat-kv"), `${Math.round((100 * used) / numBlocks)}%`);
+    setText(byId("stat-kv"), formatPercent(used, numBlocks));
     setText(byId("stat-kv-blocks"), `${formatCount(used)} of ${formatCount(numBlocks)} blocks`);
     let x = 0;
     [shared, used - shared, cached].forEach((blocks, i) => {

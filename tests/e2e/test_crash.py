@@ -87,6 +87,10 @@ def check_file(folder: Path, life: Life) -> None:
     promised = [name for name, at in life.answered.items() if at < life.killed_at - PROMISE_S]
     assert {status.get(name) for name in promised} <= {"finished"}
     assert set(status.values()) <= {"finished", "interrupted"}
+    endless = query(
+        folder, "SELECT id FROM requests WHERE session_id = ? AND ended_ns IS NULL", life.session_id
+    )
+    assert endless == []
     chunks = query(
         folder,
         "SELECT first_step, num_steps FROM chunks WHERE session_id = ? ORDER BY first_step",

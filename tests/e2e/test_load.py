@@ -86,7 +86,7 @@ def test_interrupt_ends_with_the_summary_and_frees_the_server(server: ServerProc
     )
     try:
         assert process.stderr is not None
-        line = next(line for line in process.stderr if re.match(r"running [1-9]", line))
+        line = next(line for line in process.stderr if re.match(r"open [1-9]", line))
         assert " of 40, " in line
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=DEADLINE_S)

@@ -36,8 +36,8 @@ class FakeSource {
   addEventListener(name, listener) {
     this.listeners[name] = listener;
   }
-  emit(name, data) {
-    this.listeners[name]({ data: JSON.stringify(data) });
+  emit(name, data, id) {
+    this.listeners[name]({ data: JSON.stringify(data), lastEventId: String(id) });
   }
   close() {
     this.readyState = 2;
@@ -48,7 +48,7 @@ function makeElement() {
   const text = { parts: [], append(part) { this.parts.push(part); } };
   const words = { textContent: "" };
   const phase = { dataset: {}, querySelector: () => words };
-  return { dataset: { stream: "/s?from=3" }, text, words, phase, querySelector: (name) => (name === ".phase" ? phase : text) };
+  return { dataset: { stream: "/s", from: "3" }, text, words, phase, querySelector: (name) => (name === ".phase" ? phase : text) };
 }
 
 test("text, progress, loss and end reach the page", () => {
@@ -58,10 +58,11 @@ test("text, progress, loss and end reach the page", () => {
   const stream = new AnswerStream(element, {
     ontext: () => seen.push("text"), onstats: ({ slot }) => seen.push(slot), onend: (ended) => seen.push(ended === element),
   });
+  stream.resume();
   const source = FakeSource.newest;
   assert.equal(source.url, "/s?from=3");
   source.emit("stats", STATS);
-  source.emit("text", { text: "<b>" });
+  source.emit("text", { text: "<b>" }, 6);
   assert.deepEqual(element.text.parts, ["<b>"]);
   assert.equal(element.phase.dataset.phase, "decode");
   source.emit("error");
@@ -72,7 +73,31 @@ test("text, progress, loss and end reach the page", () => {
   source.emit("end", {});
   assert.equal(source.readyState, 2);
   assert.deepEqual(seen, [1, "text", true]);
-  source.emit("error");
+  FakeSource.newest = null;
+  stream.resume();
+  assert.equal(FakeSource.newest, null); // it has ended
+});
+
+test("a stream that the server refuses says so", () => {
+  const element = makeElement();
+  new AnswerStream(element, { ontext: () => {}, onstats: () => {}, onend: () => {} }).resume();
+  FakeSource.newest.readyState = 2;
+  FakeSource.newest.emit("error");
   assert.match(element.words.textContent, /reload the page/);
-  stream.close();
+});
+
+test("a paused stream holds no connection and goes on behind the last character", () => {
+  const element = makeElement();
+  const stream = new AnswerStream(element, { ontext: () => {}, onstats: () => {}, onend: () => {} });
+  stream.resume();
+  const first = FakeSource.newest;
+  stream.resume();
+  assert.equal(FakeSource.newest, first); // one connection, however often it is asked for
+  first.emit("text", { text: "\u{1f600}\u{1f600}" }, 5); // two characters of two units each
+  stream.pause();
+  stream.pause();
+  assert.equal(first.readyState, 2);
+  stream.resume();
+  assert.notEqual(FakeSource.newest, first);
+  assert.equal(FakeSource.newest.url, "/s?from=5");
 });

@@ -47,6 +47,16 @@ test("while the model loads there are no blocks, then a picture", async () => {
   assert.equal(change.hello, true);
 });
 
+test("the server's clock goes on from what the newest HELLO said", async () => {
+  let now = 1000;
+  const view = new EngineView({ clock: () => now });
+  const greeting = hello();
+  new DataView(greeting.buffer).setFloat64(24, 5_000_000, true);
+  await view.apply(message(greeting));
+  now += 250;
+  assert.equal(view.serverMs, 5_000_250);
+});
+
 test("a delta changes its blocks and no other, and says which", async () => {
   const view = await opened();
   const change = await view.apply(message(delta(2, 2, 77)));

@@ -6,7 +6,7 @@ import test from "node:test";
 import { EngineView } from "../../static/js/reducer.js";
 import { ChunkStore, chunkStart, splitMessages } from "../../static/js/replay_chunks.js";
 import { shortId } from "../../static/js/replay_follow.js";
-import { describeMarkers, findMarker } from "../../static/js/replay_markers.js";
+import { describeMarkers, findMarker, markerAt, wordMarkers } from "../../static/js/replay_markers.js";
 import { ReplayStream } from "../../static/js/replay_stream.js";
 import { FRAME } from "../../static/js/wire.js";
 import { delta, frame, gap, hello, keyframe, message, rows, words } from "./frames.mjs";
@@ -96,9 +96,9 @@ test("of several seeks the newest counts", async () => {
   assert.deepEqual([all.view.step, all.view.cells[0], all.stream.wanted], [77, 77, 77]);
 });
 
-test("steps outside are the nearest inside", async () => {
+test("steps outside are the nearest inside, where 0 is what was before the first", async () => {
   const { view, stream } = await opened();
-  for (const [step, reached] of [[9999, LAST], [-4, 1], [0, 1], [12.4, 12]]) {
+  for (const [step, reached] of [[9999, LAST], [-4, 0], [1, 1], [12.4, 12], [0, 0]]) {
     stream.seek(step);
     await settled(stream);
     assert.equal(view.step, reached);
@@ -229,6 +229,19 @@ test("what is not recorded is not asked for again, and elsewhere all is well", a
   assert.deepEqual([all.view.step, all.statuses.at(-1).connected], [6, true]);
 });
 
+test("a chunk that lies in a gap is never asked for, and a jump over the gap goes on behind it", async () => {
+  const respond = (first) => (first === 257 ? Response.json({ detail: "lost" }, { status: 404 }) : null);
+  const all = await opened({ step: 5, respond, range: { gaps: [{ first_step: 200, num_steps: 400 }] } });
+  all.stream.seek(199);
+  await settled(all.stream);
+  for (const [step, direction, reached] of [[200, 1, 599], [599, -1, 599], [598, -1, 199], [200, 1, 599]]) {
+    all.stream.seek(step, { direction });
+    await settled(all.stream);
+    assert.deepEqual([all.view.step, all.statuses.at(-1).connected], [reached, true]);
+  }
+  assert.ok(!all.asked.includes(257));
+});
+
 test("damaged frames are said and nothing of them is shown", async () => {
   const respond = (first) => (first === 257 ? new Response(words(1, 2, 3, 4, 5, 6, 7, 8)) : null);
   const all = await opened({ step: 5, respond });
@@ -271,5 +284,21 @@ test("markers are found in both directions and put into words", () => {
   assert.equal(findMarker(markers, 12, 1), undefined);
   assert.equal(describeMarkers(markers, 9), "abcdef01 preempted, bookmark: look");
   assert.equal(describeMarkers(markers, 6), "");
+  assert.deepEqual(wordMarkers(markers, 9)[0], { requestId: "chatcmpl-abcdef0123", words: "preempted" });
   assert.equal(shortId("plain"), "plain");
+});
+
+test("the marker under the pointer is the nearest, and of several at one step the tallest", () => {
+  const markers = [{ step: 5, kind: "finish" }, { step: 9, kind: "finish" }, { step: 9, kind: "bookmark" }, { step: 12, kind: "gap" }];
+  const at = (step) => step * 4;
+  assert.equal(markerAt(markers, 37, at, 6).kind, "bookmark");
+  assert.equal(markerAt(markers, 46, at, 6).step, 12);
+  assert.equal(markerAt(markers, 28, at, 6), null);
+});
+
+test("what was before a recording that lost its beginning comes with its first chunk", async () => {
+  const all = await opened({ step: 300, range: { firstStep: 257 } });
+  all.stream.seek(0);
+  await settled(all.stream);
+  assert.deepEqual([all.view.step, all.asked.includes(1)], [256, false]);
 });

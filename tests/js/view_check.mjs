@@ -5,13 +5,15 @@ import test from "node:test";
 
 import { glyphMetrics, bodyPoint, tailFill } from "../../static/js/block_glyphs.js";
 import { describeOutage } from "../../static/js/connection.js";
-import { formatMs, formatSpan } from "../../static/js/format.js";
+import { formatMs, formatPercent, formatSpan } from "../../static/js/format.js";
 import { describeBlock } from "../../static/js/grid_input.js";
 import { GridLayout, fitCells } from "../../static/js/grid_layout.js";
+import { bindKey, bindKeys } from "../../static/js/keyboard.js";
 import { MarkCursor } from "../../static/js/mark_cursor.js";
-import { blockRgb, buildTable, contrast, mix, parseHex, slotRgb } from "../../static/js/palette.js";
-import { countReasons, countStates, describeView, tokenRates } from "../../static/js/status_bar.js";
+import { blockRgb, buildTable, contrast, inkOn, mix, parseHex, slotRgb } from "../../static/js/palette.js";
+import { countReasons, countStates, describeView, stepRates, tokenRates } from "../../static/js/status_bar.js";
 import { StepBins } from "../../static/js/step_bins.js";
+import { nextTheme } from "../../static/js/theme.js";
 import { ROW_RESET, StepRing } from "../../static/js/step_ring.js";
 import { NO_SLOT, STATE } from "../../static/js/wire.js";
 
@@ -122,6 +124,12 @@ test("slots have colours of their own with enough contrast to the grid, in both 
   assert.deepEqual(slotRgb(0, false), parseHex("#e69f00"));
 });
 
+test("what is written on a block can be read, whatever its colour", () => {
+  const shared = [parseHex("#6b3500"), parseHex("#f0e442")];
+  const slots = [true, false].flatMap((light) => Array.from({ length: 64 }, (_, slot) => slotRgb(slot, light)));
+  for (const rgb of [...shared, ...slots]) assert.ok(contrast(inkOn(rgb), rgb) >= 4.5, `${rgb}: ${contrast(inkOn(rgb), rgb).toFixed(2)}`);
+});
+
 test("the colour table agrees with the colour of each block and dims what is not selected", () => {
   const theme = { light: false, grid: [0, 0, 0], bad: [255, 0, 0], states: [[1, 1, 1], [40, 40, 40], [3, 3, 3], [4, 4, 4], [5, 5, 5], [6, 6, 6], [7, 7, 7]] };
   const unpack = (word) => [word & 255, (word >>> 8) & 255, (word >>> 16) & 255];
@@ -222,12 +230,25 @@ test("a jump in steps longer than the columns held starts afresh", () => {
   assert.ok(!bins.has(1));
 });
 
+test("a share says 0% of nothing and 100% of everything alone", () => {
+  const shares = [[0, 96], [1, 1000], [5, 1000], [1, 8], [999, 1000], [1000, 1000]];
+  assert.deepEqual(shares.map(([part, whole]) => formatPercent(part, whole)), ["0%", "<1%", "1%", "13%", ">99%", "100%"]);
+});
+
+test("the rate of one step is that of its own time", () => {
+  const ring = makeRing([{ step: 1, decodeTokens: 9 }, { step: 2, prefillTokens: 64, decodeTokens: 2, forwardMs: 20 }]);
+  const { prefill, decode } = stepRates(ring);
+  assert.deepEqual([Math.round(prefill), Math.round(decode)], [3200, 100]);
+  assert.deepEqual(stepRates(makeRing([])), { prefill: 0, decode: 0 });
+});
+
 test("token rates count whole steps, and end when steps do", () => {
   const ring = makeRing(Array.from({ length: 11 }, (_, i) => ({ step: i + 1, tMs: 1000 + i * 100, prefillTokens: 5, decodeTokens: 1 })));
-  const rates = tokenRates(ring, 0);
+  const rates = tokenRates(ring, 2500);
   assert.equal(Math.round(rates.prefill), 50);
   assert.equal(Math.round(rates.decode), 10);
-  assert.deepEqual(tokenRates(ring, 5000), { prefill: 0, decode: 0 });
+  assert.deepEqual(tokenRates(ring, 2000 + 1 + 2001), { prefill: 0, decode: 0 }, "its clock says that it is over");
+  assert.ok(tokenRates(ring, 2000 + 1 + 1999).decode > 0);
 });
 
 test("reasons are those of the newest 200 scheduling steps", () => {
@@ -276,6 +297,46 @@ test("the banner says why there is no connection, and what comes next", () => {
   assert.equal(describeOutage({ step: -1 }, full, 5000), "Disconnected for 5 s, 64 pages are watching already, next try in 4 s.");
   const refused = { ...status, refused: true, retryAt: null, reason: "from is not a step number" };
   assert.equal(describeOutage({ step: -1 }, refused, 5000), "Disconnected for 5 s, not trying again: from is not a step number.");
+});
+
+/** A page that hears keys; `press` tells whether the key still does what it does by itself. */
+function hearKeys(t, stored = null) {
+  const heard = [];
+  const closest = () => null;
+  t.after(() => ["document", "localStorage"].forEach((name) => delete globalThis[name]));
+  globalThis.document = { addEventListener: (_, listener) => heard.push(listener) };
+  globalThis.localStorage = { getItem: () => stored, setItem() {} };
+  return (code, { key = "x", target = { closest }, ...more } = {}) => {
+    const event = { code, key, target, defaultPrevented: false, preventDefault() { this.defaultPrevented = true; }, ...more };
+    for (const listener of heard) listener(event);
+    return !event.defaultPrevented;
+  };
+}
+
+test("a key that does something does nothing else", (t) => {
+  const press = hearKeys(t);
+  const done = [];
+  const note = (name) => () => done.push(name);
+  const toggle = { addEventListener() {} };
+  bindKeys({ KeyB: note("b"), Space: note("space") }, { help: note("help"), escape() {}, toggle, steps: { Home: note("home") } });
+  bindKey("KeyT", note("t"));
+  assert.deepEqual(["KeyB", "Space", "Home", "KeyT"].map((code) => press(code)), [false, false, false, false]);
+  assert.equal(press("Slash", { key: "?" }), false);
+  assert.equal(press("KeyX"), true, "other keys are left alone");
+  const field = { closest: () => ({}) };
+  assert.deepEqual(["KeyB", "KeyT"].map((code) => press(code, { target: field })), [true, true], "a field has them for itself");
+  assert.equal(press("KeyT", { ctrlKey: true }), true);
+  assert.deepEqual(done, ["b", "space", "home", "t", "help"]);
+});
+
+test("the switch turns off single letters on every page", (t) => {
+  const press = hearKeys(t, "off");
+  bindKey("KeyT", () => assert.fail("it is off"));
+  assert.equal(press("KeyT"), true);
+});
+
+test("themes follow each other, each once", () => {
+  assert.deepEqual(["dark", "light", "system"].map(nextTheme), ["light", "system", "dark"]);
 });
 
 test("times are written in the unit that suits them", () => {

@@ -12,6 +12,7 @@ from sqlalchemy import BigInteger, Boolean, LargeBinary, insert
 
 from app.db.database import DATABASE_FILE, Database
 from app.db.models import SessionRow
+from app.db.urls import file_uri
 from app.db.writer import HistoryWriter, Write
 
 INSERT_SESSION = insert(SessionRow)
@@ -53,7 +54,7 @@ def value_for(column: Any) -> Any:
 
 def fetch(path: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Return the rows of a query on the file, read by a connection of its own."""
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+    with contextlib.closing(sqlite3.connect(f"{file_uri(path)}?mode=ro", uri=True)) as connection:
         return connection.execute(sql, parameters).fetchall()
 
 

@@ -1,5 +1,6 @@
 """A recorded session without a server: records go through the recorder into a real file."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 from functools import lru_cache
@@ -51,8 +52,8 @@ class Recording:
     async def settle(self) -> None:
         """Wait until everything is written, compact rows included."""
         self.log.flush()
-        for task in list(self.log._compactions):
-            await task
+        while self.log._tasks:
+            await asyncio.gather(*self.log._tasks)
         await self.writer.settle()
 
     async def execute(self, *statements: Executable) -> None:

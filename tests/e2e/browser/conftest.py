@@ -32,7 +32,11 @@ class Watcher:
 
     async def open_page(self, **options: Any) -> Page:
         """Return a fresh page; `options` are those of a browser context."""
-        context = await self.browser.new_context(viewport=options.pop("viewport", None), **options)
+        context = await self.browser.new_context(
+            viewport=options.pop("viewport", None),
+            color_scheme=options.pop("color_scheme", "dark"),
+            **options,
+        )
         self.contexts.append(context)
         page = await context.new_page()
         page.on("console", lambda message: self._note(message.type, message.text))

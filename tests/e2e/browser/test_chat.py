@@ -199,6 +199,42 @@ async def test_what_is_wrong_is_said_beside_the_message(watcher: Watcher) -> Non
     watcher.problems.clear()
 
 
+async def test_more_windows_than_a_browser_has_connections_all_go_on_and_can_stop(watcher: Watcher) -> None:
+    async with fake_chat(watcher) as (page, api):
+        await page.locator("#max_tokens").fill("450")
+        api.engine.runner.step_s = 0.05
+        await send(page, "hello")
+        await wait_for(page, f"({TEXT_OF_ANSWER}).length > 3")
+        others = [await page.context.new_page() for _ in range(6)]
+        for other in others:
+            await other.goto(page.url, wait_until="domcontentloaded", timeout=15_000)
+
+        # A tab that is hidden lets go, and goes on where it was when it is shown again.
+        await hide(page, is_hidden=True)
+        before = await page.evaluate(TEXT_OF_ANSWER)
+        await wait_for(others[0], f"({TEXT_OF_ANSWER}).length > {len(before) + 20}")
+        assert await page.evaluate(TEXT_OF_ANSWER) == before
+        await hide(page, is_hidden=False)
+        await wait_for(page, f"({TEXT_OF_ANSWER}).length > {len(before) + 20}")
+
+        await page.locator(".stop").click()
+        await expect(page.locator(".answer.is-stopped")).to_have_count(1, timeout=10_000)
+        (conversation,) = api.plugin.chats._conversations.values()
+        answer = conversation.turns[0].answer
+        assert answer is not None
+        assert await page.locator(".copy-answer").get_attribute("data-text") == answer.text
+
+
+async def hide(page: Page, *, is_hidden: bool) -> None:
+    await page.evaluate(
+        """(isHidden) => {
+          Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_hidden,
+    )
+
+
 @pytest.mark.parametrize("viewport", [{"width": 320, "height": 700}, DESK])
 async def test_nothing_is_cut_off_sideways(watcher: Watcher, viewport: dict[str, int]) -> None:
     async with fake_chat(watcher, viewport=viewport) as (page, api):

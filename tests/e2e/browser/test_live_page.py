@@ -223,6 +223,11 @@ async def test_the_theme_is_kept(watcher: Watcher) -> None:
         assert await evaluate(page, "window.pageglass.grid.colorOf('free')") != free
         await page.reload()
         await expect(page.locator("html")).to_have_attribute("data-theme", "light")
+        await page.goto(page.url.replace("/live", "/sessions"))
+        await page.keyboard.press("t")
+        await expect(page.locator("#theme-button")).to_have_text("Theme: system")
+        await page.keyboard.press("t")
+        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
 async def test_tables_give_the_same_facts_as_the_grid(watcher: Watcher) -> None:

@@ -164,6 +164,8 @@ async def test_a_link_leads_to_its_step_and_lights_up_its_request(
     row = page.locator("#running-table tr.is-selected")
     await expect(row).to_have_attribute("data-request", running["request_id"])
     await expect(page.locator("#replay-follow")).to_contain_text("Following")
+    link = page.locator("#replay-follow a")
+    await expect(link).to_have_attribute("href", f"/r/{running['request_id']}")
     held = f"""(() => {{
       const {{ view, grid }} = window.pageglass;
       const active = [...view.cells.keys()].filter((id) => (view.cells[id] & 15) === 2);
@@ -195,10 +197,13 @@ async def test_markers_and_bookmarks_are_places_to_jump_to(
     await page.keyboard.press("p")
     await wait_for(page, f"window.pageglass.paintedStep === {preempted}")
     await expect(page.locator("#replay-note")).to_contain_text("preempted")
+    await expect(page.locator("#replay-note a").first).to_have_attribute("href", re.compile("^/r/chatcmpl-"))
     await page.keyboard.press("BracketLeft")
     before = max((marker["step"] for marker in markers if marker["step"] < preempted), default=preempted)
     await wait_for(page, f"window.pageglass.paintedStep === {before}")
     await page.keyboard.press("b")
+    await expect(page.locator("#bookmark-note")).to_be_focused()
+    await expect(page.locator("#bookmark-note")).to_have_value("")
     await page.locator("#bookmark-note").fill("<b>look</b> here")
     await page.keyboard.press("Enter")
     await expect(page.locator("#bookmarks li")).to_have_count(1)
@@ -207,6 +212,14 @@ async def test_markers_and_bookmarks_are_places_to_jump_to(
     await go_to(page, 5)
     await page.locator("#bookmarks a").click()
     await wait_for(page, f"window.pageglass.paintedStep === {before}")
+    strip = await page.locator("#replay-markers").bounding_box()
+    assert strip is not None
+    last = int(await page.locator("#replay-slider").get_attribute("max") or 0)
+    x = 8 + (strip["width"] - 16) * (preempted - 1) / (last - 1)
+    await page.locator("#replay-markers").hover(position={"x": x, "y": 8})
+    await expect(page.locator("#replay-tip")).to_contain_text(f"Step {preempted}: ")
+    await page.locator("#replay-markers").click(position={"x": x, "y": 8})
+    await wait_for(page, f"window.pageglass.paintedStep === {preempted}")
     await page.locator("#bookmarks button").click()
     await expect(page.locator("#bookmarks li")).to_have_count(0)
 
@@ -270,6 +283,19 @@ async def test_when_the_history_cannot_be_read_the_page_says_so_and_goes_on_late
     await wait_for(page, "window.pageglass.paintedStep === 300")
     await expect(page.locator("#banner")).to_be_hidden()
     watcher.problems = [problem for problem in watcher.problems if "503" not in problem]
+
+
+async def test_on_a_phone_the_bar_is_in_reach_of_the_grid(
+    recorded: tuple[ServedApi, str], watcher: Watcher
+) -> None:
+    api, session = recorded
+    page = await open_session(watcher, api, session, "?step=200", viewport={"width": 360, "height": 780})
+    await expect(page.locator("#grid")).to_be_in_viewport(ratio=0.9)
+    for control in ("#replay-play", "#replay-forward", "#replay-slider", "#replay-goto"):
+        await expect(page.locator(control)).to_be_in_viewport(ratio=1)
+    await page.locator("#replay-forward").click()
+    await wait_for(page, "window.pageglass.paintedStep === 201")
+    await expect(page.locator("#stat-decode")).not_to_have_text("0")
 
 
 async def test_nothing_is_cut_off_sideways(recorded: tuple[ServedApi, str], watcher: Watcher) -> None:

@@ -8,6 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from app.history.metric_log import MetricLog
+from app.web import chart_context
 from tests.e2e.browser.conftest import Watcher
 from tests.support.api import ServedApi, served_api, until
 from tests.support.fake_engine import FakeEngine
@@ -52,7 +53,7 @@ async def test_the_list_filters_as_one_types_and_the_address_follows(
     await expect(rows).to_have_count(1)
     await expect(page).to_have_url(f"{api.url}/requests?q=lighthouse")
     await page.get_by_label("Since, UTC").fill("soon")
-    await expect(page.get_by_role("alert")).to_contain_text("'soon' is no moment")
+    await expect(page.get_by_role("alert")).to_contain_text("'soon' is no date and time")
     await page.get_by_label("Since, UTC").fill("")
     await expect(rows).to_have_count(1)
     await page.get_by_label("Id or text").fill("")
@@ -78,6 +79,15 @@ async def test_charts_are_drawn_in_utc_in_both_themes_and_lead_to_a_step(
     await until_complete(page, path)
     await page.reload()
     await expect(page.locator(".chart canvas")).to_have_count(4)
+    await expect(page.locator("#chart-table")).to_be_attached()
+    await page.locator("#chart-table summary").click()
+    count = await page.locator("#chart-table tbody tr").count()
+    await complete(api, "one more second")
+    await settle(api)
+    await until_complete(page, path, count + 1)
+    await page.evaluate("document.getElementById('charts').dispatchEvent(new CustomEvent('charts:tick'))")
+    await expect(page.locator("#chart-table tbody tr")).to_have_count(count + 1)
+    await expect(page.locator("#chart-table")).to_have_attribute("open", "")
     assert await page.evaluate("document.documentElement.scrollWidth") <= 320
     await page.get_by_role("button", name="Theme").click()
     await expect(page.locator("html")).to_have_attribute("data-theme", "light")
@@ -86,35 +96,42 @@ async def test_charts_are_drawn_in_utc_in_both_themes_and_lead_to_a_step(
     columns = await page.evaluate(COLUMNS)
     assert columns["times"] == [100, 101, 104, 105]
     assert columns["decode"] == [5, 0, 0, 7]
-    assert columns["running"] == [2, 2, 2, 3], "counts stay as they were while nothing runs"
+    assert columns["running"] == [7, 2, 2, 8], "the most of a span; counts stay while nothing runs"
+    assert columns["axis"] == [46, 46, 63.5], "numbers of any length are seen whole"
     assert columns["TTFT"] == [9, None, None, None]
 
 
 COLUMNS = """async () => {
   const script = [...document.scripts].find(({ src }) => src.endsWith("js/requests.js")).src;
-  const { toColumns } = await import(new URL("charts.js", script).href);
+  const { axisWidth, toColumns } = await import(new URL("charts.js", script).href);
   const item = (unix, decode, running, ttft, complete = true) => ({
     unix, is_complete: complete, last_step: unix, prefill_tokens_per_s: 0, decode_tokens_per_s: decode,
-    num_running: running, num_waiting: 0, num_free: 1, num_cached: 0, num_used: 0, ttft_avg_ms: ttft,
+    num_running: running, num_waiting: 0, max_running: running + 5, max_waiting: 0,
+    num_free: 1, num_cached: 0, num_used: 0, ttft_avg_ms: ttft,
   });
   const { times, columns } = toColumns({
     width_s: 1, items: [item(100, 5, 2, 9), item(105, 7, 3, null), item(106, 9, 9, 9, false)],
   });
-  return { times, ...Object.fromEntries(columns) };
+  const axis = [axisWidth(null), axisWidth(["0", "500"]), axisWidth(["5,000", "100,000"])];
+  return { times, axis, ...Object.fromEntries(columns) };
 }"""
 
 
-async def until_complete(page: Page, path: str) -> None:
-    """Wait until a second of the run is complete for the charts."""
-    expression = f"async () => (await (await fetch('{path}')).json()).items.some((item) => item.is_complete)"
+async def until_complete(page: Page, path: str, num: int = 1) -> None:
+    """Wait until so many seconds of the run are complete for the charts."""
+    expression = (
+        f"async () => (await (await fetch('{path}')).json()).items"
+        f".filter((item) => item.is_complete).length >= {num}"
+    )
     async with asyncio.timeout(15):
         while not await page.evaluate(expression):
             await asyncio.sleep(0.1)
 
 
 async def test_without_scripts_the_list_its_filter_and_the_numbers_are_there(
-    api: ServedApi, watcher: Watcher
+    api: ServedApi, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(chart_context, "SETTLING_S", -1.0)  # the second that is on is complete, too
     await complete(api, "lighthouse")
     await complete(api, "number one")
     await settle(api)
@@ -127,3 +144,25 @@ async def test_without_scripts_the_list_its_filter_and_the_numbers_are_there(
     await expect(page.get_by_role("columnheader", name="Decode tok/s")).to_be_visible()
     await page.locator("#request-list tbody th a").click()
     await expect(page.get_by_role("heading", name="Life")).to_be_visible()
+
+
+async def test_blocks_stay_unfolded_while_the_request_goes_on(api: ServedApi, watcher: Watcher) -> None:
+    api.engine.runner.step_s = 0.05
+    task = asyncio.create_task(complete(api, "wait", max_tokens=100, seed=2**53 - 1))
+    hub = api.plugin.hub
+    await until(lambda: hub.snapshot is not None and bool(hub.snapshot.running))
+    assert hub.snapshot is not None
+    (view,) = hub.snapshot.running
+    await api.plugin.writer.settle()
+    page = await watcher.open_page(viewport={"width": 320, "height": 800})
+    await page.goto(f"{api.url}/r/{view.request_id}")
+    blocks = page.locator("#block-changes")
+    await blocks.locator("summary").click()
+    before = await page.locator("dd", has_text="of at most").inner_text()
+    await expect(page.locator("dd", has_text="of at most")).not_to_have_text(before)
+    await expect(blocks).to_have_attribute("open", "")
+    seed = page.locator("dd.param", has_text=str(2**53 - 1))
+    assert await seed.evaluate("(dd) => dd.scrollWidth <= dd.clientWidth && dd.clientHeight < 30")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    api.engine.runner.step_s = 0
+    await task

@@ -259,6 +259,11 @@ async def test_what_is_wrong_is_said_at_the_form_and_nothing_is_lost() -> None:
         (b"nonsense", "multipart/form-data; boundary=x"),
         (b"", "multipart/form-data"),
         (b"", "text/plain"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n\xff\xfe\r\n--x--\r\n',
+            "multipart/form-data; boundary=x",
+        ),
+        (b'--x\r\nContent-Disposition: form-data; name="te', "multipart/form-data; boundary=x"),
     ],
 )
 async def test_bodies_that_are_no_form_are_refused(body: bytes, content_type: str) -> None:
@@ -267,6 +272,17 @@ async def test_bodies_that_are_no_form_are_refused(body: bytes, content_type: st
             "/chat", content=body, headers={"content-type": content_type}, follow_redirects=False
         )
         assert response.status_code in {303, 400, 422}, response.text
+
+
+async def test_whatever_the_fields_may_hold_arrives_however_it_is_written() -> None:
+    async with chatting() as chat:
+        most = "\U0001f600" * MAX_TEXT_CHARS
+        stop = "\n".join(["\U0001f600" * 256] * 16)
+        conversation_id = await chat.begin(most, system_prompt=most, stop=stop)
+        assert chat.conversation(conversation_id).system_prompt == most
+        await chat.ended(conversation_id)
+        response = await chat.ask(conversation_id, most + "x", system_prompt=most)
+        assert (response.status_code, f"allowed: {MAX_TEXT_CHARS}" in response.text) == (422, True)
 
 
 async def test_unknown_conversations_and_messages_are_not_found() -> None:
@@ -298,6 +314,7 @@ async def test_while_the_model_loads_the_chat_says_so_and_can_try_again() -> Non
         page = await chat.read(conversation_id)
         assert "The model is still loading (" in page
         assert "Try again" in page
+        assert f'href="/r/{answer.request_id}"' not in page  # the engine never had it
         engine.load_gate.set()
         await until(lambda: chat.plugin.host.config is not None)
         await chat.act(conversation_id, answer.id, "regenerate")

@@ -97,6 +97,7 @@ async def test_an_answer_that_was_cut_by_the_end_of_the_server_says_so(tmp_path:
     async with chatting(tmp_path) as chat:
         page = await chat.read(conversation_id)
         assert "half of" in page
+        assert f'href="/r/{answer.request_id}"' in page
         assert "The server ended while this answer was being written." in page
         assert "Try again" in page
 
@@ -241,10 +242,49 @@ async def test_a_question_that_is_too_long_by_itself_offers_nothing_that_cannot_
         conversation_id = await chat.begin("x" * 200)
         answer = await chat.ended(conversation_id)
         assert answer.stats.error_code == CONTEXT_CODE
-        assert "Continue without the oldest turns" not in await chat.read(conversation_id)
+        page = await chat.read(conversation_id)
+        assert "This is longer than the context. The prompt has " in page
+        assert "Continue without the oldest turns" not in page
+        refused = await chat.act(conversation_id, answer.id, "continue")
+        assert refused.status_code == 409
+        assert "There is no older turn to leave out" in refused.text
+        await chat.ask(conversation_id, "hello")
+        await chat.ended(conversation_id)
+        await chat.ask(conversation_id, "x" * 200)
+        answer = await chat.ended(conversation_id)
         refused = await chat.act(conversation_id, answer.id, "continue")
         assert refused.status_code == 409
         assert "Even without all older turns it does not fit into 128 tokens" in refused.text
+
+
+async def test_a_turn_is_sent_when_the_variant_that_is_shown_has_text_and_the_page_says_which_way_it_is(
+    tmp_path: Path,
+) -> None:
+    async with chatting(tmp_path) as chat:
+        conversation_id = await chat.begin("first", temperature="0")
+        full = await chat.ended(conversation_id)
+        await chat.act(conversation_id, full.id, "regenerate", stop=full.text[:1])
+        empty = await chat.ended(conversation_id)
+        assert empty.text == ""
+        await chat.ask(conversation_id, "second", stop="")
+        await chat.ended(conversation_id)
+        note = "Not sent to the model: the variant that is shown has no text"
+
+        def contents() -> list[str]:
+            return [message["content"] for message in chat.conversation(conversation_id).make_prompt()]
+
+        assert contents() == ["second"]
+        assert note in await chat.read(conversation_id)
+        await chat.act(conversation_id, full.id, "choose")
+        assert contents() == ["first", full.text, "second"]
+        page = await chat.read(conversation_id)
+        assert "Not sent to the model" not in page
+        assert "left out" not in page
+        await chat.act(conversation_id, empty.id, "choose")
+        assert contents() == ["second"]
+        page = await chat.read(conversation_id)
+        assert note in page
+        assert "1 of 2 turns are left out" in page
 
 
 # ---- hostile texts

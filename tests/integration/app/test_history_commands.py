@@ -1,6 +1,8 @@
 """`pageglass db` and `pageglass sessions` on files as servers leave them."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from app.db.migrate import OLDEST, downgrade_now, newest_revision, read_revision
 from app.db.models import SessionRow
 from tests.support.history import lock_held, session_values
 
+ROOT = Path(__file__).resolve().parents[3]
 HOUR_NS = 3600 * 10**9
 
 
@@ -46,6 +49,21 @@ def test_upgrade_leaves_a_served_folder_alone(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "in use by another server" in result.stderr
     assert not (tmp_path / DATABASE_FILE).exists()
+
+
+def test_upgrades_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    folder = tmp_path / "100% new?"
+    command = [sys.executable, "-m", "app", "db", "upgrade", "--data-dir", str(folder)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=60) for process in processes]
+
+    assert [error for _, error in outputs] == ["", "", ""]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert all(newest_revision() in output for output, _ in outputs)
+    assert read_revision(folder / DATABASE_FILE) == newest_revision()
 
 
 def test_upgrade_brings_an_old_file_up_to_date(tmp_path: Path) -> None:
@@ -85,14 +103,22 @@ def test_list_shows_sessions_newest_first_in_utc(tmp_path: Path) -> None:
     path = tmp_path / DATABASE_FILE
     upgrade_now(path)
     add_session(path, "old", started_ns=HOUR_NS, ended_ns=2 * HOUR_NS, ended_how="stopped", last_step=12345)
-    add_session(path, "new", started_ns=3 * HOUR_NS, note="look\x1b[31m\nhere", is_starred=True)
+    add_session(
+        path,
+        "new",
+        started_ns=3 * HOUR_NS,
+        note="look\x1b[31m\nhere",
+        is_starred=True,
+        records_text=False,
+    )
 
     lines = run("sessions", "list", "--data-dir", str(tmp_path)).output.splitlines()
     assert [line.split()[0] for line in lines] == ["id", "new", "old"]
     assert "1970-01-01 03:00:00 UTC  interrupted" in lines[1]
-    assert lines[1].endswith("m  * look [31m here")
+    assert lines[1].endswith("not kept  m  * look [31m here")
     assert "1970-01-01 01:00:00 UTC  stopped" in lines[2]
     assert "12,345" in lines[2]
+    assert lines[2].endswith("  kept      m")
 
 
 def test_list_tells_a_running_session_from_one_that_died_and_reads_a_locked_file(tmp_path: Path) -> None:

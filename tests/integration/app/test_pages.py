@@ -107,7 +107,9 @@ async def test_panels_and_tables_show_a_running_request() -> None:
         assert re.search(r"<th scope=\"row\">tail</th><td class=\"num\">\d", tables)
 
 
-@pytest.mark.parametrize(("cookie", "theme"), [("light", "light"), ("system", "system"), ('"><b>', "dark")])
+@pytest.mark.parametrize(
+    ("cookie", "theme"), [("light", "light"), ("dark", "dark"), ("system", "system"), ('"><b>', "dark")]
+)
 async def test_the_theme_comes_from_the_cookie_if_it_is_one(cookie: str, theme: str) -> None:
     async with running_api() as api:
         response = await api.client.get("/live", headers={"cookie": f"pageglass_theme={cookie}"})
@@ -119,3 +121,4 @@ async def test_people_get_a_page_for_an_unknown_address() -> None:
         text = await get_text(api, "/nowhere", 404)
         assert "There is no such page" in text
         assert 'href="/live"' in text
+        assert 'href="/sessions"' in text

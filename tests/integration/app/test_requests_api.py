@@ -10,6 +10,7 @@ import pytest
 
 from app.errors import HistoryUnavailableError
 from app.history.metric_log import MetricLog
+from app.web import chart_context
 from app.web.moments import parse_moment
 from tests.support.api import POLL_TIMEOUT_S, ServedApi, served_api, until
 from tests.support.fake_engine import FakeEngine
@@ -120,8 +121,10 @@ async def test_pages_of_the_list_hold_every_request_once(api: ServedApi) -> None
 
 REFUSED = [
     ("/api/requests/nobody", 404, "No request 'nobody' is recorded."),
+    ("/api/requests?q=%00", 400, "q has a zero byte"),
+    ("/api/requests?min_preemptions=many", 400, "min_preemptions is 'many'; allowed: a whole number"),
     ("/api/requests?limit=0", 400, "limit is '0'; allowed: a whole number, 1 to 500."),
-    ("/api/requests?since=soon", 400, "since: 'soon' is no moment; write one like 2026-11-30T04:15:07Z."),
+    ("/api/requests?since=soon", 400, "since: 'soon' is no date and time; write one like 2026-11-30T04:15:07Z."),
     ("/api/requests?colour=red", 400, "'colour' is no parameter"),
     ("/api/requests?before=zzz", 400, "before must be the `next`"),
     ("/api/sessions/nobody/metrics", 404, "No session 'nobody' is recorded."),
@@ -196,11 +199,11 @@ async def test_an_open_request_is_listed_with_what_the_engine_has_now(api: Serve
 async def test_a_bad_filter_leaves_the_page_usable_and_names_the_field(api: ServedApi) -> None:
     page = await api.client.get("/requests?since=soon", headers=HTML)
     assert page.status_code == 400
-    assert "is no moment" in page.text
+    assert "is no date and time" in page.text
     assert 'name="since" value="soon"' in page.text
     assert 'aria-invalid="true"' in page.text
     part = await api.client.get("/requests?since=soon", headers={"HX-Request": "true"})
-    assert (part.status_code, "is no moment" in part.text) == (200, True)
+    assert (part.status_code, "is no date and time" in part.text) == (200, True)
 
 
 def refuse_to_read() -> NoReturn:
@@ -235,7 +238,10 @@ async def test_nothing_is_shown_of_texts_that_were_not_kept(api: ServedApi) -> N
     assert "recording of text was off" in page
 
 
-async def test_metrics_of_a_session_add_up_however_they_are_merged(api: ServedApi) -> None:
+async def test_metrics_of_a_session_add_up_however_they_are_merged(
+    api: ServedApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chart_context, "SETTLING_S", -1.0)  # the second that is on is complete, too
     for number in range(3):
         await complete(api, f"{number} prompt", max_tokens=10)
     await recorded(api)
@@ -260,3 +266,5 @@ async def test_metrics_of_a_session_add_up_however_they_are_merged(api: ServedAp
     page = (await api.client.get(f"/s/{api.plugin.hub.session_id}/charts", headers=HTML)).text
     assert "Decode tok/s" in page
     assert f'data-charts="{path}"' in page
+    rows = re.findall(r"step=(\d+)", page.partition("<tbody>")[2])
+    assert [int(step) for step in rows] == [item["last_step"] for item in fine["items"]]

@@ -55,7 +55,7 @@ async def test_the_list_names_the_run_before_and_the_one_that_runs(recorded: tup
     assert re.search(r"status-stopped\">stopped<", text)
     assert f'href="/s/{session}"' in text
     assert re.search(r'<time datetime="20\d\d-\d\d-\d\dT[\d:.]+Z">20\d\d-\d\d-\d\d [\d:]{8} UTC</time>', text)
-    assert 'data-label="Requests">14<' in text
+    assert re.search(rf'href="/requests\?session={session}" [^>]*>14<', text)
 
 
 async def test_a_step_s_page_shows_the_recorded_state_as_tables(recorded: tuple[ServedApi, str]) -> None:
@@ -94,11 +94,67 @@ async def test_what_is_not_recorded_is_an_error_page_that_says_what_is(
 ) -> None:
     api, session = recorded
     last = await last_step(api, session)
-    assert f"has steps 1 to {last}." in await get_text(api, f"/s/{session}?step={last + 1}", 404)
+    outside = await get_text(api, f"/s/{session}?step={last + 1}", 404)
+    assert f"has steps 1 to {last}." in outside
+    assert f'href="/s/{session}?step=1">First step, 1<' in outside
+    assert f'href="/s/{session}?step={last}">Last step, {last:,}<' in outside
+    for text in (outside, await get_text(api, "/s/nobody", 404), await get_text(api, "/r/nobody", 404)):
+        assert '<nav aria-label="Pages">' in text
     assert "is recorded" in await get_text(api, "/s/nobody", 404)
+    assert 'href="/sessions">All sessions<' in await get_text(api, "/s/nobody", 404)
     for step in ("x", "-3", "1.5", "9" * 30):
         assert "step is" in await get_text(api, f"/s/{session}?step={step}", 400)
     assert "before must be" in await get_text(api, "/sessions?before=yesterday", 400)
+
+
+async def test_the_state_before_the_first_step_is_step_0(recorded: tuple[ServedApi, str]) -> None:
+    api, session = recorded
+    text = await get_text(api, f"/s/{session}?step=0")
+    assert 'id="stat-step">0<' in text
+    assert f'rel="next" href="/s/{session}?step=1"' in text
+
+
+async def test_a_session_whose_steps_were_given_up_leads_to_what_is_left_of_it(
+    recorded: tuple[ServedApi, str], tmp_path: Path
+) -> None:
+    api, session = recorded
+    with sqlite3.connect(tmp_path / "recorded" / DATABASE_FILE) as file:
+        file.execute("UPDATE sessions SET first_step = last_step + 1 WHERE id = ?", (session,))
+    text = await get_text(api, f"/s/{session}?step=3", 404)
+    assert "were given up for space" in text
+    assert f'href="/requests?session={session}"' in text
+    assert f'href="/s/{session}/charts"' in text
+    assert "First step" not in text
+
+
+async def test_a_request_that_the_session_lacks_is_said_to_be_none_of_it(
+    recorded: tuple[ServedApi, str],
+) -> None:
+    api, session = recorded
+    unknown = await get_text(api, f"/s/{session}?step=5&request=no%3Cpe")
+    assert "This session has no request no&lt;pe." in unknown
+    state = (await api.client.get(f"/api/sessions/{session}/state?step=5")).json()
+    known = state["running"][0]["request_id"]
+    text = await get_text(api, f"/s/{session}?step=5&request={known}")
+    assert "This session has no request" not in text
+    assert f'href="/r/{known}"' in text
+
+
+async def test_rows_of_the_list_have_names_of_their_own_and_say_what_is_not_kept(
+    recorded: tuple[ServedApi, str], tmp_path: Path
+) -> None:
+    api, session = recorded
+    with sqlite3.connect(tmp_path / "recorded" / DATABASE_FILE) as file:
+        file.execute("UPDATE sessions SET records_text = 0 WHERE id = ?", (session,))
+    text = await get_text(api, "/sessions")
+    names = re.findall(r'<(?:button|summary)[^>]*aria-label="([^"]+)"', text)
+    assert len(names) == len(set(names)) > 5
+    assert text.count("texts not kept") == 1
+    assert f'href="/s/{session}/charts"' in text
+    page = await get_text(api, f"/s/{session}?step=1")
+    assert "texts not kept" in page
+    assert f'href="/s/{session}/charts"' in page
+    assert "texts not kept" not in await get_text(api, f"/s/{api.plugin.hub.session_id}")
 
 
 async def test_gaps_are_told_to_the_page_and_stepped_over(
@@ -117,9 +173,9 @@ async def test_gaps_are_told_to_the_page_and_stepped_over(
     assert gaps is not None
     assert json.loads(html.unescape(gaps.group(1))) == [{"first_step": first, "num_steps": num_steps}]
     assert f'rel="next" href="/s/{session}?step={first + num_steps - 1}"' in text
-    assert f"steps {first} to {first + num_steps - 1} were lost" in await get_text(
-        api, f"/s/{session}?step={first}", 404
-    )
+    lost = await get_text(api, f"/s/{session}?step={first}", 404)
+    assert f"steps {first} to {first + num_steps - 1} were lost" in lost
+    assert f'href="/s/{session}?step={first + num_steps - 1}">' in lost
 
 
 async def test_notes_stars_and_deletion_work_as_plain_forms(recorded: tuple[ServedApi, str]) -> None:
@@ -168,8 +224,8 @@ async def test_bookmarks_are_made_and_removed_with_and_without_scripts(
     left = await api.client.post(found.group(1), headers=SWAP)
     assert [int(step) for step in re.findall(r'data-step="(\d+)"', left.text)] == [9]
     outside = await api.client.post(path, data={"step": "123456"}, headers=HTML)
-    assert outside.status_code == 400
-    assert "the session has steps 1 to" in outside.text
+    assert outside.status_code == 404
+    assert "has steps 1 to" in outside.text
 
 
 async def test_older_sessions_are_on_further_pages(tmp_path: Path) -> None:
@@ -207,3 +263,16 @@ async def test_when_the_history_cannot_be_read_the_list_says_why(monkeypatch: py
         response = await api.client.get("/s/any", headers=HTML)
         assert response.status_code == 503
         assert "The file is &lt;damaged&gt;." in response.text
+
+
+async def test_forms_that_cannot_be_read_are_the_clients_error(recorded: tuple[ServedApi, str]) -> None:
+    api, session = recorded
+    body = b'--x\r\nContent-Disposition: form-data; name="note"\r\n\r\n\xff\xfe\r\n--x--\r\n'
+    for path in ("note", "star", "bookmarks"):
+        response = await api.client.post(
+            f"/s/{session}/{path}",
+            content=body,
+            headers={"content-type": "multipart/form-data; boundary=x", **HTML},
+        )
+        assert response.status_code == 400
+        assert "The form is not readable" in response.text

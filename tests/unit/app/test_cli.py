@@ -21,6 +21,7 @@ from app.cli import main
         ("load --seed x", "--seed: 'x' is not a valid whole number."),
         ("load", "Give exactly one of --trace and --prompts."),
         ("models ftch", "No such command 'ftch'. Did you mean 'fetch'?"),
+        ("bogus", "No such command 'bogus'. pageglass --help lists all."),
         ("srve", "No such command 'srve'. Did you mean 'serve'?"),
         ("--bogus", "No such option '--bogus'. pageglass --help lists all."),
     ],

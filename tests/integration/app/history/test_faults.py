@@ -2,8 +2,12 @@
 
 import asyncio
 import logging
+import random
+import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -11,6 +15,7 @@ import pytest
 
 from app.db import writer as writer_module
 from app.db.database import DATABASE_FILE, check_integrity
+from app.history import retention as retention_module
 from tests.support.api import ServedApi, served_api, until
 from tests.support.fake_engine import FakeEngine
 from tests.support.history import fetch, fill, lock_held, small_disk
@@ -155,7 +160,7 @@ async def test_a_damaged_file_is_left_alone_and_told(
 async def test_a_deleted_file_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "CHECK_FILE_S", 0.0)
+    monkeypatch.setattr(writer_module, "CHECK_FILE_S", 0.01)
     async with served_api(FakeEngine(), data_dir=tmp_path) as api:
         await chat(api)
         path = await settle(api)
@@ -166,4 +171,58 @@ async def test_a_deleted_file_is_told(
         await chat(api)
         assert "was deleted or replaced" in await line(api)
         assert (await api.client.get("/api/sessions")).status_code == 503
+    assert len(errors_in(caplog)) == 1
+
+
+def overwrite(path: Path) -> None:
+    """Leave the first page as it is, and nothing behind it."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(random.Random(1).randbytes(size - 4096))
+
+
+def lose_header(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"X" * 4096)
+
+
+def cut_off(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(0)
+
+
+DAMAGES = {"all behind the first page": overwrite, "header": lose_header, "everything": cut_off}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("is_read", [True, False], ids=["with a reader", "without"])
+async def test_damage_while_running_is_told_once_whoever_meets_it(
+    damage: Callable[[Path], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_read: bool,
+) -> None:
+    monkeypatch.setattr(writer_module, "CHECK_FILE_S", 0.02)
+    monkeypatch.setattr(retention_module, "INTERVAL_S", 0.02)
+    async with served_api(FakeEngine(), data_dir=tmp_path) as api:
+        for _ in range(5):
+            await chat(api)
+        path = await settle(api)
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("PRAGMA wal_checkpoint(FULL)")
+        damage(path)
+        async with asyncio.timeout(10):
+            while api.plugin.writer.status.state != "off":
+                await chat(api)
+                if is_read:
+                    listed = await api.client.get("/api/sessions")
+                    assert listed.status_code in {200, 503}
+                await asyncio.sleep(0.005)
+        await chat(api)
+        assert "is damaged" in await line(api)
+        page = await api.client.get("/sessions", headers=HTML)
+        assert (page.status_code, "Move it away and restart" in page.text) == (503, True)
     assert len(errors_in(caplog)) == 1

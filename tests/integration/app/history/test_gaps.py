@@ -1,5 +1,6 @@
 """Steps that could not be kept leave a gap with both ends known; everything else stays readable and right."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,9 +9,15 @@ import pytest
 from sqlalchemy import delete, insert
 
 from app.db import writer as writer_module
-from app.db.models import ChunkRow, KeyframeRow
+from app.db.models import ChunkRow, KeyframeRow, RequestEventRow
 from app.errors import NotInHistoryError
+from app.history import step_log
+from app.history.record_codec import encode_state
 from app.realtime.frames import FrameKind
+from app.services.session_edits import SessionEditor
+from engine.snapshot import SnapshotState
+from tests.support.api import until
+from tests.support.history import fetch
 from tests.support.recording import Recording, make_run, recording
 from tests.support.wire import Picture, packed_cells, read_frames, split_messages
 
@@ -148,3 +155,116 @@ async def test_nothing_is_tried_when_recording_is_off(
         await it.writer._give_up("gone")
         await it.feed(records[100:300])
         assert it.writer.status.num_lost_steps == 200
+
+
+async def test_what_happened_in_a_gap_is_no_marker_and_takes_no_bookmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        await it.feed(records[:250])
+        with full_queue(monkeypatch):
+            await it.feed(records[250:300])
+        await it.feed(records[300:])
+        event = {"session_id": "s1", "request_id": "r", "choice_index": 0, "seq_id": 1, "t_ns": 1}
+        event |= {"kind": "finished", "detail": "{}"}
+        rows = [event | {"seq": step, "step": step} for step in range(1, 701)]
+        await it.execute(insert(RequestEventRow).values(rows))
+        markers, is_truncated = await it.reader.markers("s1")
+        editor = SessionEditor(it.reader, it.database, it.writer, "another")
+        for step in (251, 299):
+            with pytest.raises(NotInHistoryError, match=f"Step {step} is not recorded: steps 251 to 300"):
+                await editor.add_bookmark("s1", step, "")
+        for step in (0, 250, 300, 700):
+            await editor.add_bookmark("s1", step, "")
+
+    assert not is_truncated
+    assert [marker.step for marker in markers if marker.kind == "gap"] == [251]
+    shown = [marker.step for marker in markers if marker.kind == "finish"]
+    assert shown == [*range(1, 251), *range(300, 701)]
+
+
+class HeldEncoder:
+    """Takes the place of `encode_state`, which it lets go on when `gate` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.threads: list[str] = []
+        self._encode = encode_state
+        monkeypatch.setattr(step_log, "encode_state", self)
+
+    def __call__(self, state: SnapshotState) -> bytes:
+        self.threads.append(threading.current_thread().name)
+        assert self.gate.wait(10)
+        return self._encode(state)
+
+
+async def test_the_end_of_a_gap_is_encoded_beside_the_loop_and_steps_meanwhile_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        await it.feed(records[:200])
+        encoder = HeldEncoder(monkeypatch)
+        with full_queue(monkeypatch):
+            for record in records[200:240]:
+                it.take(record)
+            it.log.flush()
+        it.log.flush()
+        await until(lambda: len(encoder.threads) == 1)
+        for record in records[240:600]:
+            it.take(record)
+        it.log.flush()
+        assert len(encoder.threads) == 1
+        encoder.gate.set()
+        await it.settle()
+        await it.feed(records[600:])
+        assert "MainThread" not in encoder.threads
+        await check_gap(it, 201, 240)
+        for step in (241, 256, 257, 400, 512, 513, 600, 601):
+            assert await it.state_at(step) == it.states[step], f"step {step}"
+        frames = await it.reader.chunk_frames("s1", 257)
+        assert len(split_messages(frames.data)) == 257
+        rows = fetch(it.database.path, "SELECT first_step, num_steps FROM chunks ORDER BY 1")
+
+    assert all((first - 1) // 256 == (first + count - 2) // 256 for first, count in rows)
+    assert sum(count for _, count in rows) == 660
+
+
+async def test_what_is_lost_while_the_end_of_a_gap_is_encoded_makes_the_gap_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log, "RETRY_S", 0.01)
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        await it.feed(records[:100])
+        encoder = HeldEncoder(monkeypatch)
+        with full_queue(monkeypatch):
+            for record in records[100:120]:
+                it.take(record)
+            it.log.flush()
+            it.log.flush()
+            await until(lambda: len(encoder.threads) == 1)
+            for record in records[120:150]:
+                it.take(record)
+            it.log._on_lost(step_log._Loss(121, 20))
+        encoder.gate.set()
+        await until(lambda: len(encoder.threads) == 2 and not it.log._tasks)
+        await it.feed(records[150:300])
+        await check_gap(it, 101, 150)
+
+
+async def test_a_gap_ends_in_the_file_though_no_more_steps_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log, "RETRY_S", 0.01)
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        await it.feed(records[:100])
+        with full_queue(monkeypatch):
+            for record in records[100:120]:
+                it.take(record)
+            it.log.flush()
+        await until(lambda: it.log._base is None)
+        await it.writer.settle()
+        assert await it.state_at(120) == it.states[120]

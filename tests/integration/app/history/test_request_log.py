@@ -55,6 +55,16 @@ async def test_a_request_has_one_row_that_agrees_with_what_the_client_was_told()
         assert kinds == ["arrived", "admitted", "first_token", "finished"]
 
 
+async def test_a_seed_that_was_drawn_survives_readers_that_have_only_floats() -> None:
+    async with served_api(FakeEngine()) as api:
+        for _ in range(8):
+            await complete(api, "abc", max_tokens=1, temperature=1)
+        seeds = [msgspec.json.decode(row.params)["seed"] for row in await read_all(api, RequestRow)]
+
+    assert all(int(float(seed)) == seed < 2**53 for seed in seeds)
+    assert len(set(seeds)) == len(seeds)
+
+
 async def test_a_stop_string_counts_what_was_delivered_not_what_was_computed() -> None:
     async with served_api(FakeEngine()) as api:
         whole = (await complete(api, "abc", max_tokens=12, temperature=0)).json()["choices"][0]["text"]

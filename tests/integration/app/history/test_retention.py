@@ -7,6 +7,7 @@ from sqlalchemy import delete
 
 from app.db.models import KeyframeRow
 from app.errors import NotInHistoryError
+from app.history import retention as retention_module
 from app.history.retention import Retention
 from tests.support.recording import Recording, make_run, recording
 
@@ -33,7 +34,10 @@ async def check_from(it: Recording, first_step: int) -> None:
 
 
 @pytest.mark.parametrize("running", ["s1", "another"])
-async def test_what_is_left_is_read_as_before(tmp_path: Path, running: str) -> None:
+async def test_what_is_left_is_read_as_before(
+    tmp_path: Path, running: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "KEPT_STEPS", 0)
     config, records = make_run(1, 900, 0.01)
     async with recording(tmp_path, config) as it:
         await it.feed(records[:700])

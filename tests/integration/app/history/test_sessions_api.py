@@ -106,6 +106,13 @@ async def test_chunks_are_the_live_picture_and_are_cached_once_they_are_whole() 
             f"/api/sessions/{sid}/chunks/1", headers={"If-None-Match": whole.headers["etag"]}
         )
         assert (again.status_code, again.content) == (304, b"")
+        tag = whole.headers["etag"]
+        for known in (f"W/{tag}", f'"a", W/{tag}', f'{tag},"b"', "*"):
+            again = await api.client.get(f"/api/sessions/{sid}/chunks/1", headers={"If-None-Match": known})
+            assert again.status_code == 304, known
+        for other in ('"a"', f"{tag}x", ""):
+            again = await api.client.get(f"/api/sessions/{sid}/chunks/1", headers={"If-None-Match": other})
+            assert again.status_code == 200, other
         newest = await api.client.get(f"/api/sessions/{sid}/chunks/{(last - 1) // 256 * 256 + 1}")
         assert newest.headers["cache-control"] == "no-store"
         picture = Picture()
@@ -239,12 +246,16 @@ async def test_a_wrong_question_is_answered_with_what_is_wrong() -> None:
 
 
 WRONG_BOOKMARKS = (
-    (b"{", "not JSON"),
-    (b"[]", "Expected `object`"),
-    (b'{"step": "x"}', "$.step"),
-    (b'{"step": 1, "notes": ""}', "unknown field `notes`"),
-    (b'{"step": 99999}', "step is 99999; the session has steps 1 to "),
-    (b'{"step": 1, "note": "%s"}' % (b"x" * 2001), "note has 2001 characters"),
+    (b"{", 400, "is not JSON"),
+    (b"[]", 400, "Expected `object`"),
+    (b'{"step": "x"}', 400, "$.step"),
+    (b'{"step": 1, "notes": ""}', 400, "unknown field `notes`"),
+    (b'{"step": 99999}', 404, "Step 99999 is not recorded: session "),
+    (b'{"step": 1, "note": "%s"}' % (b"x" * 2001), 400, "note has 2001 characters"),
+    (b'{"step": 1, "note": "a\\ud800"}', 400, "holds half a character: \\ud800 is one of two escapes"),
+    (b'{"step": 1, "note": "\\udc00 \\ud83d"}', 400, "holds half a character: \\udc00"),
+    (b'{"step": 1, "note": "a\\u0000"}', 400, "note has a NUL character"),
+    (b'{"step": 1, "note": NaN}', 400, "is not JSON"),
 )
 
 
@@ -252,9 +263,12 @@ async def test_a_wrong_bookmark_is_refused_by_name() -> None:
     async with running_api() as api:
         await api.complete()
         sid = await wait_recorded(api)
-        for body, words in WRONG_BOOKMARKS:
+        for body, status, words in WRONG_BOOKMARKS:
             response = await api.client.post(f"/api/sessions/{sid}/bookmarks", content=body)
-            assert (response.status_code, words in response.json()["detail"]) == (400, True), words
+            assert response.status_code == status, body
+            assert words in response.json()["detail"], response.text
+        note = await api.client.patch(f"/api/sessions/{sid}", content=b'{"note": "\\ud83d\\ude00\\ud83d"}')
+        assert "half a character: \\ud83d is" in note.json()["detail"]
 
 
 async def test_before_the_model_is_there_a_session_has_no_states() -> None:

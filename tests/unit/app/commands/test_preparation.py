@@ -1,10 +1,20 @@
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from app.commands.preparation import LOCK_FILE, bind_sockets, lock_data_dir, show_url
+from app.commands import preparation
+from app.commands.preparation import (
+    LOCK_FILE,
+    bind_sockets,
+    is_in_use,
+    lock_data_dir,
+    share_data_dir,
+    show_url,
+)
 from engine.errors import ConfigError
 
 
@@ -16,6 +26,68 @@ def test_the_data_folder_is_made_and_belongs_to_one_server(tmp_path: Path) -> No
             pass
     with lock_data_dir(data_dir):
         pass
+
+
+def test_commands_share_the_data_folder_and_are_no_servers(tmp_path: Path) -> None:
+    with share_data_dir(tmp_path), share_data_dir(tmp_path):
+        assert not is_in_use(tmp_path)
+    with lock_data_dir(tmp_path):
+        assert is_in_use(tmp_path)
+        message = f"in use by another server .process {os.getpid()}"
+        with pytest.raises(ConfigError, match=message), share_data_dir(tmp_path):
+            pass
+    assert not is_in_use(tmp_path)
+
+
+def test_a_server_waits_for_a_command_and_says_if_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "LOCK_POLL_S", 0.001)
+    command = share_data_dir(tmp_path)
+    command.__enter__()
+    polls: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        polls.append(duration_s)
+        if len(polls) == 3:
+            command.__exit__(None, None, None)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with lock_data_dir(tmp_path):
+        assert len(polls) == 3
+
+    monkeypatch.setattr(preparation, "LOCK_TIMEOUT_S", 0.0)
+    with (
+        share_data_dir(tmp_path),
+        pytest.raises(ConfigError, match=r"a command has been busy with data_dir .*--data-dir"),
+        lock_data_dir(tmp_path),
+    ):
+        pass
+
+
+def test_servers_that_start_at_once_are_not_in_each_others_way_for_ever(tmp_path: Path) -> None:
+    outcomes: list[str] = []
+    is_done = threading.Event()
+
+    def start() -> None:
+        try:
+            with lock_data_dir(tmp_path):
+                outcomes.append("serves")
+                is_done.wait(10)
+        except ConfigError as error:
+            outcomes.append(str(error))
+            is_done.set()
+
+    command = share_data_dir(tmp_path)
+    command.__enter__()
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    command.__exit__(None, None, None)
+    for thread in threads:
+        thread.join()
+    assert max(outcomes) == "serves"
+    assert "in use by another server" in min(outcomes)
 
 
 def test_a_lock_file_left_by_a_crash_does_not_lock(tmp_path: Path) -> None:

@@ -158,3 +158,14 @@ def test_a_file_of_a_newer_version_is_refused_by_name_and_left_alone(tmp_path: P
         upgrade_now(path)
     assert caught.value.is_final
     assert read_revision(path) == "fromthefuture"
+
+
+def test_seconds_of_before_have_their_last_numbers_as_the_most_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    upgrade_now(path)
+    fill_every_table(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE metrics SET num_running = 5, num_waiting = 7, max_running = 9")
+    downgrade_now(path, "b00ccb5b2ec0")
+    upgrade_now(path)
+    assert fetch(path, "SELECT max_running, max_waiting FROM metrics") == [(5, 7)]

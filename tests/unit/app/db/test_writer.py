@@ -176,7 +176,7 @@ async def test_a_refused_row_takes_only_its_own_transaction_with_it(
 async def test_deleted_file_ends_recording_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "CHECK_FILE_S", 0.0)
+    monkeypatch.setattr(writer_module, "CHECK_FILE_S", 0.01)
     async with written_history(tmp_path) as (database, writer):
         await writer.settle()
         await until(lambda: writer.status.state == "recording")

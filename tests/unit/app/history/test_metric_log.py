@@ -35,6 +35,7 @@ async def test_every_step_is_counted_once_in_the_second_in_which_it_began() -> N
     log = make_log(collector)
     snapshot = None
     steps: dict[int, int] = defaultdict(int)
+    most: dict[int, list[tuple[int, int]]] = defaultdict(list)
     decoded = 0
     for number, (core, result) in enumerate(random_run(3, 500, fail_rate=0.01)):
         snapshot = snapshot or EngineSnapshot(core.config)
@@ -42,6 +43,7 @@ async def test_every_step_is_counted_once_in_the_second_in_which_it_began() -> N
         snapshot.apply(record)
         log.on_record(record, snapshot)
         steps[record.t_ns // NS_PER_S] += 1
+        most[record.t_ns // NS_PER_S].append((record.num_running, record.num_waiting))
         decoded += sum(entry.is_decode for entry in record.batch)
     log.on_close()
     assert snapshot is not None
@@ -49,6 +51,11 @@ async def test_every_step_is_counted_once_in_the_second_in_which_it_began() -> N
 
     assert {row["second"]: row["num_steps"] for row in rows} == steps
     assert len(rows) == len(steps)
+    for row in rows:
+        running, waiting = zip(*most[row["second"]], strict=True)
+        assert (row["max_running"], row["num_running"]) == (max(running), running[-1])
+        assert (row["max_waiting"], row["num_waiting"]) == (max(waiting), waiting[-1])
+    assert any(row["max_waiting"] > row["num_waiting"] for row in rows), "peaks within a second are kept"
     assert sum(row["num_decode_tokens"] for row in rows) == decoded
     for name, total in (
         ("num_prefill_tokens", totals.num_prefill_tokens),

@@ -57,4 +57,4 @@ def test_progress_names_all_counts() -> None:
     stats = LoadStats(num_planned=9, num_running=2, num_finished=3, num_skipped=1)
     stats.add(Outcome(error="x"))
 
-    assert progress_text(stats, 12.34) == "running 2, finished 3, failed 1, skipped 1 of 9, 12.3 tok/s"
+    assert progress_text(stats, 12.34) == "open 2, finished 3, failed 1, skipped 1 of 9, 12.3 tok/s"

@@ -72,6 +72,18 @@ def test_the_chosen_variant_is_sent() -> None:
     assert contents(conversation) == ["q0", "a0", "q1"]
 
 
+def test_a_turn_whose_shown_answer_has_no_text_is_not_sent() -> None:
+    conversation = make_conversation(3)
+    turn = conversation.turns[0]
+    turn.answers.append(make_message("", Role.ASSISTANT, 1))
+    turn.choose(1)
+    assert contents(conversation) == ["q1", "a1", "q2"]
+    turn.choose(0)
+    assert contents(conversation) == ["q0", "a0", "q1", "a1", "q2"]
+    conversation.turns[1].answers.clear()
+    assert contents(conversation) == ["q0", "a0", "q2"]
+
+
 def test_a_title_is_the_beginning_on_one_line() -> None:
     assert make_title(" Tell me\n a  story ") == "Tell me a story"
     title = make_title("word " * 40)

@@ -113,6 +113,19 @@ def test_the_table_counts_every_block_once() -> None:
             assert item["num_blocks"] == item["num_shared"] + item["num_full"] + item["num_tail"]
 
 
+def test_the_tables_give_the_batch_and_why_admission_stopped() -> None:
+    assert make_tables(None)["batch"] is None
+    core = make_core(num_blocks=32, max_num_seqs=1, max_model_len=64)
+    for number in range(2):
+        core.add_request(make_request(f"chatcmpl-{number}abc", prompt=5, max_tokens=2))
+    hub = hub_of(core, 1)
+    tables = make_tables(hub.snapshot)
+    assert tables["batch"] == {"step": 1, "entries": [("0abc", 0, "prefill", 5)], "num_tokens": 5}
+    assert tables["stop_words"] == REASON_WORDS[StopReason.MAX_NUM_SEQS]
+    hub.publish([core.step().record])
+    assert make_tables(hub.snapshot)["batch"]["entries"] == [("sequence 1, ended", 0, "decode", 1)]
+
+
 def test_long_lists_are_cut_and_counted() -> None:
     core = make_core(num_blocks=2, max_num_seqs=1, max_model_len=8)
     for number in range(MAX_ROWS + 20):

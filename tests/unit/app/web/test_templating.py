@@ -49,3 +49,8 @@ def test_asset_addresses_name_the_content() -> None:
 def test_percentages_of_nothing_are_a_dash() -> None:
     assert format_percent(1, 3) == "33%"
     assert format_percent(0, 0) == NO_VALUE
+
+
+def test_a_percentage_says_0_of_nothing_and_100_of_everything_alone() -> None:
+    shares = [(0, 96), (1, 1000), (5, 1000), (1, 8), (999, 1000), (1000, 1000)]
+    assert [format_percent(*share) for share in shares] == ["0%", "<1%", "1%", "13%", ">99%", "100%"]

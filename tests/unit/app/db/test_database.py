@@ -1,0 +1,124 @@
+"""The opened file: whatever its folder is called, and what is seen of it while it is in use."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, insert, select
+
+from app.db.database import DATABASE_FILE, Database
+from app.db.faults import FileFaultError
+from app.db.file_watch import FileWatch
+from app.db.migrate import newest_revision, read_revision
+from app.db.models import SessionRow
+from tests.support.history import session_values
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+NAMES = ("100%", "a%20b", "what?", "x?mode=ro", "#1", "two words", "Bücher", "a&b=c")
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / DATABASE_FILE
+    database = Database(path)
+    await database.open()
+    async with database.write() as connection:
+        await connection.execute(insert(SessionRow), [session_values("s")])
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(SessionRow)) == 1
+    await database.close()
+
+    assert names_in(tmp_path) == [name]
+    assert names_in(path.parent) == [DATABASE_FILE, f"{DATABASE_FILE}.upgrade-lock"]
+    assert read_revision(path) == newest_revision()
+
+
+async def test_a_folder_whose_name_is_no_text_is_used_too(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    database = Database(folder / DATABASE_FILE)
+    await database.open()
+    await database.close()
+
+    assert (folder / DATABASE_FILE).exists()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "some.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE numbers (number, filler)")
+        connection.executemany("INSERT INTO numbers VALUES (?, zeroblob(3000))", [(k,) for k in range(100)])
+        connection.commit()
+    return path
+
+
+@pytest.fixture
+def watch(path: Path) -> Iterator[FileWatch]:
+    watch = FileWatch(path)
+    yield watch
+    watch.close()
+
+
+def test_a_file_in_use_is_in_order_however_it_grows_and_shrinks(path: Path, watch: FileWatch) -> None:
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        connection.execute("PRAGMA wal_autocheckpoint = 5")
+        for round_ in range(40):
+            if round_ % 10 == 3:  # somebody who reads an old state keeps pages from the file
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM numbers").fetchone()
+            if round_ % 10 == 9:
+                reader.execute("COMMIT")
+            connection.execute("INSERT INTO numbers SELECT number, filler FROM numbers LIMIT 50")
+            watch.check()
+            if round_ % 3 == 0:
+                connection.execute("DELETE FROM numbers WHERE rowid % 3 = 0")
+                connection.executescript("PRAGMA incremental_vacuum(1000)")
+            watch.check()
+
+
+@pytest.mark.parametrize("size", [0, 50, 4096, 100_000])
+def test_a_file_that_was_cut_off_is_damaged(path: Path, watch: FileWatch, size: int) -> None:
+    os.truncate(path, size)
+
+    with pytest.raises(FileFaultError, match="is damaged") as caught:
+        watch.check()
+    assert caught.value.is_final
+
+
+def test_a_file_that_was_deleted_or_replaced_is_told_apart(path: Path, watch: FileWatch) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    for _ in range(2):
+        with pytest.raises(FileFaultError, match="deleted or replaced") as caught:
+            watch.check()
+        assert caught.value.is_final
+        path.write_bytes(content)
+
+
+async def read_with(database: Database, error: Exception) -> None:
+    async with database.read():
+        raise error
+
+
+async def test_what_a_reader_meets_is_known_to_the_writer(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    await database.open()
+    error = sqlite3.DatabaseError("malformed")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    with pytest.raises(FileFaultError, match="is damaged"):
+        await read_with(database, error)
+    with pytest.raises(FileFaultError, match="is damaged"):
+        database.check_file()
+    await database.close()
