@@ -205,8 +205,9 @@ class MetricRow(Base):
     """What happened in one second of Unix time; only seconds with steps have a row.
 
     Token counts and events are sums, `num_running`, `num_waiting` and block counts those after the second's
-    last step, `max_running` and `max_waiting` the most after any step of it, `step_ns` is the sum of step durations. TTFT and inter-token times are sums over the events
-    of the second, with their number, so that averages over any span are exact.
+    last step, `max_running` and `max_waiting` the most after any step of it, `step_ns` is the sum of step
+    durations. TTFT and inter-token times are sums over the events of the second, with their number, so that
+    averages over any span are exact.
     """
 
     __tablename__ = "metrics"
