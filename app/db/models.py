@@ -4,6 +4,8 @@ Times ending in `_ns` are Unix nanoseconds, sizes are bytes. Rows are written by
 read through `app.db.database.Database.read`.
 """
 
+from typing import Final
+
 from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, MetaData, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -236,6 +238,25 @@ class MetricRow(Base):
     ttft_ns: Mapped[int]
     num_ttft: Mapped[int]
     max_ttft_ns: Mapped[int]
+
+
+METRIC_SUMS: Final = (
+    "num_steps",
+    "step_ns",
+    "num_prefill_tokens",
+    "num_decode_tokens",
+    "num_hit_tokens",
+    "num_lookup_tokens",
+    "num_arrived",
+    "num_finished",
+    "num_preemptions",
+    "num_evictions",
+    "ttft_ns",
+    "num_ttft",
+)
+METRIC_MAXIMA: Final = ("max_step_ns", "max_ttft_ns", "max_running", "max_waiting")
+METRIC_NEWEST: Final = ("last_step", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
+"""How two rows of `MetricRow` become one: add, take the larger, take the later."""
 
 
 class BookmarkRow(Base):

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import func
 from sqlalchemy.dialects.sqlite import insert
 
-from app.db.models import MetricRow
+from app.db.models import METRIC_MAXIMA, METRIC_NEWEST, METRIC_SUMS, MetricRow
 from app.db.writer import HistoryWriter, Write
 from engine.config import EngineConfig
 from engine.records import Admitted, Arrived, Event, Finished, Preempted, StepRecord
@@ -20,22 +20,6 @@ FLUSH_S: Final = 1.0
 """At the latest so long after a step its second is written, and again if the second goes on."""
 
 _ROW_BYTES: Final = 300
-_SUMS: Final = (
-    "num_steps",
-    "step_ns",
-    "num_prefill_tokens",
-    "num_decode_tokens",
-    "num_hit_tokens",
-    "num_lookup_tokens",
-    "num_arrived",
-    "num_finished",
-    "num_preemptions",
-    "num_evictions",
-    "ttft_ns",
-    "num_ttft",
-)
-_MAXIMA: Final = ("max_step_ns", "max_ttft_ns", "max_running", "max_waiting")
-_NEWEST: Final = ("last_step", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
 
 
 def _make_upsert() -> Any:
@@ -45,9 +29,9 @@ def _make_upsert() -> Any:
     return statement.on_conflict_do_update(
         index_elements=["session_id", "second"],
         set_={
-            **{name: table[name] + new[name] for name in _SUMS},
-            **{name: func.max(table[name], new[name]) for name in _MAXIMA},
-            **{name: new[name] for name in _NEWEST},
+            **{name: table[name] + new[name] for name in METRIC_SUMS},
+            **{name: func.max(table[name], new[name]) for name in METRIC_MAXIMA},
+            **{name: new[name] for name in METRIC_NEWEST},
         },
     )
 

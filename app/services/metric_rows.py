@@ -4,24 +4,7 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import MetricRow
-
-_SUMS = (
-    "num_steps",
-    "step_ns",
-    "num_prefill_tokens",
-    "num_decode_tokens",
-    "num_hit_tokens",
-    "num_lookup_tokens",
-    "num_arrived",
-    "num_finished",
-    "num_preemptions",
-    "num_evictions",
-    "ttft_ns",
-    "num_ttft",
-)
-_MAXIMA = ("max_step_ns", "max_ttft_ns", "max_running", "max_waiting")
-_NEWEST = ("last_step", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
+from app.db.models import METRIC_MAXIMA, METRIC_NEWEST, METRIC_SUMS, MetricRow
 
 
 class MetricSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,20 +64,20 @@ async def read_metrics(
         select(
             number.label("number"),
             func.max(MetricRow.second).label("newest"),
-            *(func.sum(getattr(MetricRow, name)).label(name) for name in _SUMS),
-            *(func.max(getattr(MetricRow, name)).label(name) for name in _MAXIMA),
+            *(func.sum(getattr(MetricRow, name)).label(name) for name in METRIC_SUMS),
+            *(func.max(getattr(MetricRow, name)).label(name) for name in METRIC_MAXIMA),
         )
         .where(MetricRow.session_id == session_id, MetricRow.second.between(first, last))
         .group_by(number)
         .subquery()
     )
-    columns = [merged.c[name] for name in (*_SUMS, *_MAXIMA)]
+    columns = [merged.c[name] for name in (*METRIC_SUMS, *METRIC_MAXIMA)]
     query = (
-        select(merged.c.number, *columns, *(getattr(MetricRow, name) for name in _NEWEST))
+        select(merged.c.number, *columns, *(getattr(MetricRow, name) for name in METRIC_NEWEST))
         .join(merged, (MetricRow.second == merged.c.newest) & (MetricRow.session_id == session_id))
         .order_by(merged.c.number)
     )
-    names = (*_SUMS, *_MAXIMA, *_NEWEST)
+    names = (*METRIC_SUMS, *METRIC_MAXIMA, *METRIC_NEWEST)
     spans = [
         MetricSpan(second=values[0] * width, **dict(zip(names, values[1:], strict=True)))
         for values in await db.execute(query)
