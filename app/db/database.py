@@ -182,6 +182,7 @@ def _set_up(connection: Any, busy_ms: int, *, is_writer: bool) -> None:
         cursor.execute(f"PRAGMA journal_size_limit = {MAX_IDLE_LOG_BYTES}")
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute("PRAGMA secure_delete = ON")  # deleted texts are not left in free pages
     else:
         cursor.execute("PRAGMA query_only = ON")
     cursor.close()

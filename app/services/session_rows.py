@@ -225,7 +225,7 @@ async def read_bookmarks(db: AsyncSession, session_id: str) -> list[Bookmark]:
 async def read_markers(db: AsyncSession, info: SessionInfo, after: int) -> tuple[list[Marker], bool]:
     """Return the first markers of steps later than `after`, by step, and whether there are more.
 
-    What happened in a gap is left out: those steps cannot be shown.
+    What happened in a gap, or before the first step that is left, is left out: it cannot be shown.
     """
     gaps = await read_gaps(db, info)
     markers = [
@@ -236,7 +236,7 @@ async def read_markers(db: AsyncSession, info: SessionInfo, after: int) -> tuple
     markers += [
         Marker(step=bookmark.step, kind="bookmark", note=bookmark.note)
         for bookmark in await read_bookmarks(db, info.id)
-        if bookmark.step > after
+        if bookmark.step > max(after, info.first_step - 2)
     ]
     markers += [
         _make_marker(step, kind, request_id, detail)

@@ -165,6 +165,11 @@ export class ReplayBar {
       this.goTo(byId("replay-goto").valueAsNumber);
       byId("replay-goto").blur(); // the keys work again
     });
+    byId("replay-goto").addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.currentTarget.value = this.#stream.wanted;
+      event.currentTarget.blur();
+    });
     byId("bookmark-form").addEventListener("submit", () => byId("bookmark-dialog").close());
     byId("replay").addEventListener("click", (event) => {
       const link = event.target.closest("#bookmarks a");

@@ -201,6 +201,11 @@ async def test_markers_and_bookmarks_are_places_to_jump_to(
     await page.keyboard.press("BracketLeft")
     before = max((marker["step"] for marker in markers if marker["step"] < preempted), default=preempted)
     await wait_for(page, f"window.pageglass.paintedStep === {before}")
+    await page.keyboard.press("g")
+    await expect(page.locator("#replay-goto")).to_be_focused()
+    await page.keyboard.type("99999999")
+    await page.keyboard.press("Escape")  # the keys work again, and the field says where one is
+    await expect(page.locator("#replay-goto")).to_have_value(str(before))
     await page.keyboard.press("b")
     await expect(page.locator("#bookmark-note")).to_be_focused()
     await expect(page.locator("#bookmark-note")).to_have_value("")

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, insert
 
-from app.db.models import KeyframeRow
+from app.db.models import BookmarkRow, KeyframeRow
 from app.errors import NotInHistoryError
 from app.history import retention as retention_module
 from app.history.retention import Retention
 from tests.support.recording import Recording, make_run, recording
+
+BOOKMARKS = (5, 256, 600)
 
 
 async def cut(it: Recording, session_id: str) -> None:
@@ -29,6 +31,10 @@ async def check_from(it: Recording, first_step: int) -> None:
         with pytest.raises(NotInHistoryError, match=f"{first_step}"):
             await it.state_at(step)
     assert await it.reader.gaps(info) == []
+    markers, _ = await it.reader.markers("s1")
+    assert [marker.step for marker in markers if marker.kind == "bookmark"] == [
+        step for step in BOOKMARKS if step >= first_step - 1
+    ]
     records = await it.reader.records("s1", 1, info.last_step)
     assert [record.step for record in records] == list(range(first_step, info.last_step + 1))
 
@@ -41,6 +47,14 @@ async def test_what_is_left_is_read_as_before(
     config, records = make_run(1, 900, 0.01)
     async with recording(tmp_path, config) as it:
         await it.feed(records[:700])
+        await it.execute(
+            insert(BookmarkRow).values(
+                [
+                    {"id": str(step), "session_id": "s1", "step": step, "note": "", "created_ns": 1}
+                    for step in BOOKMARKS
+                ]
+            )
+        )
         await cut(it, running)
         await check_from(it, 257)
         await it.feed(records[700:900])

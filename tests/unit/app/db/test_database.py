@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select
 
 from app.db.database import DATABASE_FILE, Database
 from app.db.faults import FileFaultError
@@ -22,6 +22,17 @@ def names_in(folder: Path) -> list[str]:
 
 
 NAMES = ("100%", "a%20b", "what?", "x?mode=ro", "#1", "two words", "Bücher", "a&b=c")
+
+
+async def test_what_is_deleted_is_overwritten_in_the_file(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    await database.open()
+    async with database.write() as connection:
+        await connection.execute(insert(SessionRow), [{**session_values("s"), "note": "a secret note"}])
+    async with database.write() as connection:
+        await connection.execute(delete(SessionRow))
+    await database.close()
+    assert b"a secret note" not in (tmp_path / DATABASE_FILE).read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
