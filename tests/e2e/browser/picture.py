@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from playwright.async_api import Page
+from playwright.async_api import Error, Page
 
 TIMEOUT_S = 200.0
 """For a model that computes on a busy machine."""
 
 POLL_S = 0.02
+_LEAVING = ("Execution context was destroyed", "Cannot find context")
 NO_SLOT = 65535
 
 STATE_COLORS = {
@@ -58,8 +59,18 @@ class Picture:
 async def wait_for(page: Page, expression: str) -> None:
     """Wait for a JavaScript expression; playwright's own wait needs eval, which the page forbids."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not await page.evaluate(f"() => {expression}"):
+        while not await _holds(page, expression):
             await asyncio.sleep(POLL_S)
+
+
+async def _holds(page: Page, expression: str) -> bool:
+    """Evaluate; a page that is being left for another (a first question leads to its chat) has no say."""
+    try:
+        return bool(await page.evaluate(f"() => {expression}"))
+    except Error as error:
+        if not any(words in str(error) for words in _LEAVING):
+            raise
+        return False
 
 
 async def read_picture(page: Page, known_step: int = -1) -> Picture | None:

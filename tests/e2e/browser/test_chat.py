@@ -204,6 +204,7 @@ async def test_more_windows_than_a_browser_has_connections_all_go_on_and_can_sto
         await page.locator("#max_tokens").fill("450")
         api.engine.runner.step_s = 0.05
         await send(page, "hello")
+        await expect(page).to_have_url(re.compile(r"/chat/[0-9a-f]{32}$"))
         await wait_for(page, f"({TEXT_OF_ANSWER}).length > 3")
         others = [await page.context.new_page() for _ in range(6)]
         for other in others:
