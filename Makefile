@@ -47,9 +47,10 @@ format: $(DEV) ## format the code, apply the safe lint fixes, refresh docs/struc
 	@$(PY) -m ruff format .
 	@$(PY) scripts/make_structure.py
 
-bench: $(DEV) model ## measure start-up, recording cost, throughput and latency on this machine
+bench: $(DEV) model ## measure start-up, recording and history cost, throughput and latency on this machine
 	@$(PY) -m bench.startup
 	@$(PY) -m bench.recording
+	@$(PY) -m bench.history
 	@$(PY) -m bench.serving
 
 model: $(RUNTIME)
