@@ -51,7 +51,7 @@ async def chat_one_by_one(url: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--dtype", "fp32") as running:
+    with ServerProcess(is_forked=True) as running:
         yield running
 
 
@@ -82,7 +82,7 @@ def test_64_chats_at_once_say_what_they_say_alone(server: ServerProcess, alone: 
 
 @pytest.mark.slow
 def test_64_chats_in_a_cache_too_small_for_them_say_what_they_say_alone(alone: list[str]) -> None:
-    with ServerProcess("--dtype", "fp32", "--num-blocks", "32", "--block-size", "8") as small:
+    with ServerProcess("--num-blocks", "32", "--block-size", "8", is_forked=True) as small:
         assert_same(asyncio.run(chat_together(small.url)), alone)
         totals = read_state(small.url)["totals"]
         assert totals["num_preemptions"] > 0

@@ -47,6 +47,7 @@ async def live_once(model: Path, folder: Path, rng: random.Random, before: Life 
         await asyncio.to_thread(server.wait_until_ready)
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
             life.session_id = (await client.get("/api/engine/state?blocks=0")).json()["session"]
+            await wait_until_recorded(client, life.session_id)
             if before is not None:
                 await check_listing(client, before)
             load = asyncio.create_task(
@@ -67,10 +68,22 @@ async def live_once(model: Path, folder: Path, rng: random.Random, before: Life 
     return life
 
 
+async def list_sessions(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """Return the sessions, of which there are none while the server still opens its history."""
+    response = await client.get("/api/sessions")
+    return list(response.json()["items"]) if response.status_code == httpx.codes.OK else []
+
+
+async def wait_until_recorded(client: httpx.AsyncClient, session_id: str) -> None:
+    """Wait until a session is in the history: the model may be ready before that."""
+    async with asyncio.timeout(20):
+        while session_id not in {session["id"] for session in await list_sessions(client)}:
+            await asyncio.sleep(0.01)
+
+
 async def check_listing(client: httpx.AsyncClient, before: Life) -> None:
     """The next server lists the killed one as interrupted and can show its last state."""
-    sessions = (await client.get("/api/sessions")).json()["items"]
-    found = [session for session in sessions if session["id"] == before.session_id]
+    found = [session for session in await list_sessions(client) if session["id"] == before.session_id]
     assert [session["status"] for session in found] == ["interrupted"]
     assert found[0]["ended"] is not None
     assert found[0]["num_lost_steps"] == 0
@@ -122,6 +135,8 @@ async def run_lane(model: Path, folder: Path, seed: int) -> tuple[int, int]:
             check_file(folder, life)
     with tiny_server(model, folder) as server:  # ends in order
         async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            session_id = (await client.get("/api/engine/state?blocks=0")).json()["session"]
+            await wait_until_recorded(client, session_id)
             await check_listing(client, lives[-1])
     for life in lives:
         check_file(folder, life)

@@ -11,30 +11,19 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server import REPOSITORY, ServerProcess
+from tests.support.server import REPOSITORY, ServerProcess, run_forked
 
 DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--num-blocks", "256", "--max-model-len", "512") as process:
+    with ServerProcess("--num-blocks", "256", "--max-model-len", "512", is_forked=True) as process:
         yield process
 
 
-def command(server: ServerProcess, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "app", "load", "--url", server.url, *arguments]
-
-
 def run(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(server, *arguments),
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE_S,
-        check=False,
-    )
+    return run_forked("load", "--url", server.url, *arguments, timeout_s=2 * DEADLINE_S)
 
 
 def summary(output: str) -> dict[str, str]:
@@ -77,8 +66,9 @@ def test_prompts_are_answered_turn_by_turn(server: ServerProcess) -> None:
 
 
 def test_interrupt_ends_with_the_summary_and_frees_the_server(server: ServerProcess) -> None:
+    options = ("--trace", "azure-conv", "--rows", "40", "--speed", "0", "--scale", "4")
     process = subprocess.Popen(
-        command(server, "--trace", "azure-conv", "--rows", "40", "--speed", "0", "--scale", "4"),
+        [sys.executable, "-m", "app", "load", "--url", server.url, *options],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ README_URL = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--num-blocks", "256") as process:
+    with ServerProcess("--num-blocks", "256", is_forked=True) as process:
         yield process
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.model_store import DEFAULT_MODEL, resolve_model
-from tests.support.server import ServerProcess, run_to_exit
+from tests.support.server import ServerProcess, run_forked, run_to_exit
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +15,11 @@ def model_path() -> Path:
     return resolve_model(DEFAULT_MODEL)
 
 
-def assert_refused(*arguments: str, words: tuple[str, ...], env: dict[str, str] | None = None) -> None:
-    result = run_to_exit("serve", "--port", "0", *arguments, env=env)
+def assert_refused(
+    *arguments: str, words: tuple[str, ...], env: dict[str, str] | None = None, is_forked: bool = True
+) -> None:
+    run = run_forked if is_forked else run_to_exit
+    result = run("serve", "--port", "0", *arguments, env=env)
     assert result.returncode == 2, result.stderr
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr
@@ -34,7 +37,9 @@ def test_a_missing_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_fetched_says_how_to_fetch_it(tmp_path: Path) -> None:
     environment = {"PAGEGLASS_MODELS": str(tmp_path)}
-    assert_refused("--data-dir", str(tmp_path / "d"), words=("pageglass models fetch",), env=environment)
+    assert_refused(
+        "--data-dir", str(tmp_path / "d"), words=("pageglass models fetch",), env=environment, is_forked=False
+    )
 
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 100, 100_000, 50_000_000])
@@ -93,9 +98,9 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 def test_a_second_server_on_the_same_data_folder_is_refused() -> None:
     with ServerProcess(wait_ready=False) as server:
         words = ("data_dir", str(server.process.pid), "--data-dir")
-        assert_refused("--data-dir", str(server.data_dir), words=words)
+        assert_refused("--data-dir", str(server.data_dir), words=words, is_forked=False)
 
 
 def test_help_and_version_need_no_model() -> None:
     assert "pageglass serve" in run_to_exit("--help").stdout
-    assert run_to_exit("--version").stdout.startswith("pageglass")
+    assert run_forked("--version").stdout.startswith("pageglass")

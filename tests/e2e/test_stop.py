@@ -83,7 +83,7 @@ async def test_sigterm_ends_every_stream_with_an_error_that_says_so() -> None:
 
 
 async def test_ctrl_c_lets_short_answers_end_and_refuses_new_ones() -> None:
-    with ServerProcess("--shutdown-timeout", "60") as server:
+    with ServerProcess("--shutdown-timeout", "60", is_forked=True) as server:
         body = {**long_chat(stream=True), "max_tokens": 60}
         async with (
             httpx.AsyncClient(timeout=60) as client,
@@ -109,7 +109,7 @@ async def test_ctrl_c_lets_short_answers_end_and_refuses_new_ones() -> None:
 
 
 async def test_a_second_ctrl_c_ends_the_process_at_once() -> None:
-    with ServerProcess("--shutdown-timeout", "3600") as server:
+    with ServerProcess("--shutdown-timeout", "3600", is_forked=True) as server:
         stream = asyncio.create_task(post(server.url, long_chat(stream=True)))
         await asyncio.to_thread(wait_for_state, server.url, lambda state: bool(state["running"]))
         server.process.send_signal(signal.SIGINT)
@@ -126,7 +126,7 @@ def test_sigterm_while_loading_is_obeyed() -> None:
 
 
 def test_the_end_of_the_terminal_is_obeyed_like_sigterm() -> None:
-    with ServerProcess() as server:
+    with ServerProcess(is_forked=True) as server:
         assert server.stop(signal.SIGHUP) == 0, server.output
 
 

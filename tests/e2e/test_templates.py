@@ -41,7 +41,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 async def test_sigterm_ends_a_server_whose_template_never_ends(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", ENDLESS)
-    with ServerProcess("--model", str(model), "--num-blocks", "16", "--shutdown-timeout", "0.5") as server:
+    with ServerProcess(
+        "--model", str(model), "--num-blocks", "16", "--shutdown-timeout", "0.5", is_forked=True
+    ) as server:
         chats = [asyncio.create_task(post(server.url, "chat/completions", CHAT)) for _ in range(4)]
         await asyncio.to_thread(wait_until_open, server.url, 4)
         assert await asyncio.to_thread(server.stop, signal.SIGTERM, STOP_TIMEOUT_S) == 0
@@ -63,7 +65,7 @@ async def test_a_model_whose_template_is_of_no_use_serves_completions(
     template: str, code: str, tmp_path: Path
 ) -> None:
     model = make_model(tmp_path / "model", template)
-    with ServerProcess("--model", str(model), "--num-blocks", "16") as server:
+    with ServerProcess("--model", str(model), "--num-blocks", "16", is_forked=True) as server:
         refused = await post(server.url, "chat/completions", CHAT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
         assert (await post(server.url, "completions", {"prompt": "hi"})).status_code == 200

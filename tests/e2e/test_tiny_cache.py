@@ -20,7 +20,7 @@ def make_prompt(start: int, num_tokens: int) -> list[int]:
 
 
 async def test_a_cache_of_two_blocks_leaves_requests_waiting_and_refuses_what_can_never_fit() -> None:
-    with ServerProcess("--dtype", "fp32", "--num-blocks", "2") as server:
+    with ServerProcess("--dtype", "fp32", "--num-blocks", "2", is_forked=True) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             (model,) = (await client.get("/v1/models")).json()["data"]
             assert model["max_model_len"] == 32
@@ -42,7 +42,7 @@ async def test_a_cache_of_two_blocks_leaves_requests_waiting_and_refuses_what_ca
 
 
 async def test_a_long_and_five_short_requests_all_end_in_a_cache_of_four_blocks() -> None:
-    with ServerProcess("--dtype", "fp32", "--num-blocks", "4") as server:
+    with ServerProcess("--dtype", "fp32", "--num-blocks", "4", is_forked=True) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             long = asyncio.create_task(
                 complete(client, make_prompt(1000, 20), 44)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +179,18 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, *, adds_begin: bool
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
+@cache
+def read_gguf(path: Path) -> GGUFReader:
+    """Return what the format's own library reads: seconds for the default model's tokens, so only once."""
+    return GGUFReader(path)
+
+
 def load_reference(path: Path) -> PreTrainedModel:
     """Return a GGUF file of the llama family as a float32 model of `transformers`.
 
     Parsed and dequantised by the format's own library, so that none of the engine's code is in it.
     """
-    reader = GGUFReader(path)
+    reader = read_gguf(path)
 
     def value_of(key: str) -> Any:
         return reader.fields[f"llama.{key}"].contents()

@@ -14,6 +14,8 @@ from typing import Self
 
 import httpx
 
+from tests.support.nursery import ForkedProcess
+
 START_TIMEOUT_S = 30.0
 READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
@@ -31,6 +33,8 @@ class ServerProcess:
     `ServerProcess("--num-blocks", "64")` runs `python -m app serve --port 0 --data-dir TEMP
     --num-blocks 64` in the repository and, on entering, waits until the model is loaded
     (`wait_ready=False`: until the port answers). Leaving ends the process with SIGTERM, then SIGKILL.
+    `is_forked=True` spares the imports and is otherwise the same (tests/support/nursery.py): for tests that
+    are not about how a server starts.
 
     Attributes: `url` (no trailing slash), `process`, `data_dir`; `output` is all it has printed.
     """
@@ -42,17 +46,19 @@ class ServerProcess:
         data_dir: Path | None = None,
         env: Mapping[str, str] | None = None,
         wait_ready: bool = True,
+        is_forked: bool = False,
     ) -> None:
         """Prepare; nothing starts before `start` or entering the context."""
         self._arguments = arguments
         self._port = port
         self._env = dict(env or {})
         self._wait_ready = wait_ready
+        self._is_forked = is_forked
         self._scratch = tempfile.TemporaryDirectory(prefix="pageglass-test-")
         self._output_path = Path(self._scratch.name) / "output.txt"
         self.data_dir = data_dir or Path(self._scratch.name) / "data"
         self.url = ""
-        self.process: subprocess.Popen[bytes]
+        self.process: subprocess.Popen[bytes] | ForkedProcess
 
     def __enter__(self) -> Self:
         """Start and wait as asked; never leaves a process behind when that fails."""
@@ -83,21 +89,15 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
-        command = [
-            sys.executable,
-            *("-m", "app", "serve"),
-            *("--port", str(self._port), "--data-dir", str(self.data_dir)),
+        arguments = [
+            *("serve", "--port", str(self._port), "--data-dir", str(self.data_dir)),
             *self._arguments,
         ]
-        with self._output_path.open("ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env={**_clean_environment(), "PYTHONUNBUFFERED": "1", **self._env},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        env = {**_clean_environment(), "PYTHONUNBUFFERED": "1", **self._env}
+        if self._is_forked:
+            self.process = ForkedProcess(arguments, env, self._output_path, self._output_path)
+        else:
+            self.process = _start_python(["-m", "app", *arguments], env, self._output_path)
         deadline = time.monotonic() + START_TIMEOUT_S
         while (found := _URL_LINE.search(self.output)) is None:
             self._check_alive()
@@ -160,6 +160,32 @@ def run_to_exit(*arguments: str, env: Mapping[str, str] | None = None) -> subpro
         timeout=START_TIMEOUT_S,
         check=False,
     )
+
+
+def run_forked(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = START_TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Do as `run_to_exit` does, without the imports (tests/support/nursery.py)."""
+    with tempfile.TemporaryDirectory(prefix="pageglass-test-") as folder:
+        output, errors = Path(folder) / "output.txt", Path(folder) / "errors.txt"
+        process = ForkedProcess(list(arguments), {**_clean_environment(), **(env or {})}, output, errors)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+
+
+def _start_python(arguments: list[str], env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=REPOSITORY,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def _clean_environment() -> dict[str, str]:

@@ -27,6 +27,7 @@ def tiny_server(model: Path, data_dir: Path, *arguments: str, **options: Any) ->
     return ServerProcess(
         *("--model", str(model), "--num-blocks", str(NUM_BLOCKS), "--max-num-seqs", "8", *arguments),
         data_dir=data_dir,
+        is_forked=True,
         **options,
     )
 

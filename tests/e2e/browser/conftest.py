@@ -1,11 +1,17 @@
-"""A real browser, and what it must never do."""
+"""A real browser, and what it must never do.
+
+One browser serves all tests, each in contexts of its own: nothing that a page keeps reaches the next test. A
+browser lives in one event loop, so all tests and asynchronous fixtures of this folder share one.
+"""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, Response, async_playwright
 
 from tests.support.browser import find_chromium
@@ -19,6 +25,12 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
 @dataclass
@@ -55,15 +67,20 @@ class Watcher:
             self.problems.append(f"{kind}: {text}")
 
 
-@pytest.fixture
-async def watcher() -> AsyncIterator[Watcher]:
-    """Yield a browser; afterwards its console must be clean and nothing may have left the host."""
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))
-        watching = Watcher(browser)
-        yield watching
-        for context in watching.contexts:
-            await context.close()
-        await browser.close()
+        started = await playwright.chromium.launch(executable_path=find_chromium(), args=list(ARGUMENTS))
+        yield started
+        await started.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def watcher(browser: Browser) -> AsyncIterator[Watcher]:
+    """Yield what opens pages; afterwards their consoles must be clean and nothing may have left the host."""
+    watching = Watcher(browser)
+    yield watching
+    for context in watching.contexts:
+        await context.close()
     assert watching.problems == []
     assert {host.rpartition(":")[0] for host in watching.hosts} <= {"127.0.0.1"}

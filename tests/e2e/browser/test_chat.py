@@ -22,7 +22,7 @@ TEXT_OF_ANSWER = "document.querySelector('.stream-text')?.textContent ?? ''"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--num-blocks", "256", "--max-num-seqs", "4") as running:
+    with ServerProcess("--num-blocks", "256", "--max-num-seqs", "4", is_forked=True) as running:
         yield running
 
 
@@ -72,7 +72,7 @@ async def test_chat_reload_in_mid_answer_stop_and_regenerate(server: ServerProce
     # The same question again, at temperature 0: the same text.
     await page.locator("#max_tokens").fill("30")
     await page.get_by_role("button", name="Regenerate").click()
-    await expect(page.locator(".variants")).to_contain_text("2/2")
+    await expect(page.locator(".variants")).to_contain_text("2/2", timeout=120_000)
     await expect(finished).to_have_count(1, timeout=120_000)
     again = await page.locator(".copy-answer").get_attribute("data-text")
     assert again

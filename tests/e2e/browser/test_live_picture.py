@@ -24,7 +24,7 @@ EVERY_STATE = set(NAMES)
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     with ServerProcess(
-        "--num-blocks", "256", "--max-num-seqs", "7", "--max-num-batched-tokens", "128"
+        "--num-blocks", "256", "--max-num-seqs", "7", "--max-num-batched-tokens", "128", is_forked=True
     ) as running:
         yield running
 

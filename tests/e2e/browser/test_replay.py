@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from tests.e2e.browser.conftest import Watcher
@@ -27,7 +28,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, asyncio.run(record_session(folder))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def recorded(recording: tuple[Path, str], tmp_path: Path) -> AsyncIterator[tuple[ServedApi, str]]:
     folder, session = recording
     async with served_copy(folder, tmp_path / "recorded") as api:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from app.history.metric_log import MetricLog
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.browser
 PAYLOAD = "<img src=x onerror=document.title=1>"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def api() -> AsyncIterator[ServedApi]:
     async with served_api(FakeEngine(num_blocks=48, max_model_len=128)) as served:
         await until(lambda: served.plugin.database.is_open)

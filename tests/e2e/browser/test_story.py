@@ -109,7 +109,7 @@ async def test_what_was_said_can_be_looked_at_again_also_after_a_restart(
     watcher: Watcher, tmp_path: Path
 ) -> None:
     data_dir = tmp_path / "data"
-    with ServerProcess(*SIZES, data_dir=data_dir) as server:
+    with ServerProcess(*SIZES, data_dir=data_dir, is_forked=True) as server:
         page = await watcher.open_page(viewport=DESK, reduced_motion="reduce")
         await page.goto(f"{server.url}/chat")
         await chat(page)
@@ -126,7 +126,7 @@ async def test_what_was_said_can_be_looked_at_again_also_after_a_restart(
         totals = (await read_recorded(server, session, await read_last_step(server, session)))["totals"]
         assert min(totals["num_preemptions"], totals["num_hit_tokens"], totals["num_evictions"]) > 0
         await page.close()
-    with ServerProcess(*SIZES, data_dir=data_dir) as server:
+    with ServerProcess(*SIZES, data_dir=data_dir, is_forked=True) as server:
         page = await watcher.open_page(viewport=DESK, reduced_motion="reduce")
         await page.goto(f"{server.url}/sessions")
         await page.locator(f"a[href*='/s/{session}']").first.click()

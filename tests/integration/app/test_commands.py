@@ -2,24 +2,15 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support.server import run_forked
 
 
 def run(models: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "app", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PAGEGLASS_MODELS": str(models), **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_forked(*arguments, env={"PAGEGLASS_MODELS": str(models), **variables})
 
 
 def test_list_of_no_models_says_how_to_get_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.loading import LoadedEngine, LoadRequest, load_engine
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
-from tests.support.models import load_reference
+from tests.support.models import load_reference, read_gguf
 
 MT_BENCH = Path(__file__).parents[3] / "app" / "data" / "mt-bench.jsonl"
 NUM_PROMPTS = 20
@@ -62,8 +62,9 @@ def generate_greedily(engine: LoadedEngine, prompts: list[list[int]]) -> list[li
 
 
 @pytest.fixture(scope="module")
-def reference(default_model_path: Path) -> PreTrainedModel:
-    return load_reference(default_model_path)
+def reference(default_model_path: Path) -> Iterator[PreTrainedModel]:
+    yield load_reference(default_model_path)
+    read_gguf.cache_clear()
 
 
 @torch.inference_mode()
@@ -75,7 +76,8 @@ def test_greedy_tokens_equal_those_of_transformers(engine: LoadedEngine, referen
         assert len(answer) == NUM_TOKENS
         # One forward over prompt and answer: if its best token after every prefix is the answer's next
         # token, then generating token by token gives the same answer (by induction over the tokens).
-        logits = reference(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
+        output = reference(torch.tensor([prompt + answer]), logits_to_keep=len(answer) + 1)
+        logits = output.logits[0, :-1].float()
         best, ids = logits.topk(2)
         for position in (ids[:, 0] != torch.tensor(answer)).nonzero().flatten().tolist():
             gap = (best[position, 0] - best[position, 1]).item()
@@ -86,8 +88,9 @@ def test_greedy_tokens_equal_those_of_transformers(engine: LoadedEngine, referen
 
 
 def test_prompts_have_the_ids_that_transformers_gives_them(
-    engine: LoadedEngine, default_model_path: Path
+    engine: LoadedEngine, default_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gguf.GGUFReader", lambda path: read_gguf(Path(path)))  # what the reference read
     reference = AutoTokenizer.from_pretrained(
         str(default_model_path.parent), gguf_file=default_model_path.name
     )
