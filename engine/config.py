@@ -75,7 +75,7 @@ def resolve(
     config: EngineConfig,
     *,
     model_max_len: int,
-    kv_bytes_per_token: int,
+    kv_bytes_per_block: int,
     kv_memory_bytes: int | None,
 ) -> EngineConfig:
     """Return the configuration that will really be used.
@@ -86,12 +86,11 @@ def resolve(
     """
     num_blocks = config.num_blocks
     if kv_memory_bytes is not None:
-        block_bytes = kv_bytes_per_token * config.block_size
-        num_blocks = min(kv_memory_bytes // block_bytes, MAX_NUM_BLOCKS)
+        num_blocks = min(kv_memory_bytes // kv_bytes_per_block, MAX_NUM_BLOCKS)
         if num_blocks < 1:
             raise ConfigError(
-                f"kv_memory is {kv_memory_bytes} bytes, but one block of {config.block_size} tokens "
-                f"needs {block_bytes}; give more, or a smaller block_size."
+                f"kv_memory is {kv_memory_bytes}, but one block of {config.block_size} tokens "
+                f"needs {kv_bytes_per_block} bytes; give more, or a smaller block_size."
             )
     max_model_len = min(config.max_model_len, model_max_len, num_blocks * config.block_size)
     resolved = msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=max_model_len)

@@ -13,6 +13,15 @@ class ConfigError(EngineError):
     """A setting, or a combination of settings, cannot work."""
 
 
+class KernelsUnavailableError(ConfigError):
+    """The native kernels cannot be compiled or loaded here; `details` is what the compiler said."""
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        """Keep the compiler's words beside the sentence."""
+        super().__init__(message)
+        self.details = details
+
+
 class RequestError(EngineError):
     """A request cannot be served as it is.
 

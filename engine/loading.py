@@ -1,60 +1,59 @@
 """From a model on disk to an engine that is ready to step.
 
-Importing this module imports torch: do it in the engine thread, once.
+Loading takes seconds and memory: do it in the engine thread, once. torch is imported only where it runs the
+model, or where a GPU has to be looked for.
 """
 
-import os
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from engine.config import EngineConfig, resolve
 from engine.core import EngineCore
-from engine.errors import ConfigError
+from engine.engine_info import EngineInfo
+from engine.errors import ConfigError, KernelsUnavailableError
+from engine.kernels.cpu.build import TYPICAL_BUILD_S
+from engine.machine import may_have_gpu
 from engine.model.check import ModelFiles, ModelInfo, open_model
-from engine.model.decoder import Decoder
 from engine.model.tokenizer import Tokenizer
 from engine.model.tokenizer_store import load_tokenizer
-from engine.model.weights import load_weights
-from engine.runner.torch_runner import TorchRunner
+from engine.model.weight_reader import Report as OnShare
+from engine.run_plan import TORCH, RunOptions, RunPlan, choose_plan
+from engine.runner.base import ModelRunner
 
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("auto", "fp32", "bf16", "int8", "q4")
-
-_TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+logger = logging.getLogger(__name__)
 
 # Where each stage begins on the way from 0 to 1, as measured with the default model on two cores.
 _STAGES = {"header": 0.0, "weights": 0.02, "tokenizer": 0.85, "kv_pool": 0.93, "warm_up": 0.95, "ready": 1.0}
 
+_BUILD_SHARE = 0.9
+"""Share of the whole load that compiling the kernels is, where that has to be done."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest(RunOptions):
     """What to load and how.
 
-    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts. `device`: one of `DEVICES`;
-    `dtype`: one of `DTYPES` ("auto": fp32 on the CPU, bf16 on CUDA). `num_threads`: threads of one step
-    on the CPU; None: one per core. `cache_dir`: where converted tokenizers are kept.
+    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts. `cache_dir`: where converted
+    tokenizers are kept. The other fields say how to run it, see `RunOptions`.
     """
 
     model_path: Path
     config: EngineConfig
     cache_dir: Path
     kv_memory_bytes: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    num_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
     """What is being done and how far the whole load is, 0 to 1.
 
-    `stage` is header, weights, tokenizer, kv_pool, warm_up or ready. Within weights the fraction grows
-    with the bytes that are loaded.
+    `stage` is header, kernels, weights, tokenizer, kv_pool, warm_up or ready. Within kernels, which appears
+    only where they have to be compiled, the fraction grows with time; within weights with the bytes loaded.
     """
 
     stage: str
@@ -63,118 +62,141 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine that is ready. `core.config` is the resolved configuration."""
+    """An engine that is ready. `core.config` is the resolved configuration, `info` how the model is run."""
 
     core: EngineCore
     tokenizer: Tokenizer
     model_name: str
     model_info: ModelInfo
+    info: EngineInfo
 
 
-Report = Callable[[LoadProgress], None]
+class _WarmRunner(ModelRunner, Protocol):
+    def warm_up(self) -> None: ...
 
 
-def load_engine(request: LoadRequest, on_progress: Report) -> LoadedEngine:
+class _Backend(Protocol):
+    """A way to run a model: `native_backend` or `torch_backend`."""
+
+    @property
+    def available_bytes(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    def kv_bytes_per_block(self, block_size: int) -> int: ...
+    def load_weights(self, config: EngineConfig, on_share: OnShare) -> None: ...
+    def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> _WarmRunner: ...
+
+
+class _Reporter:
+    """Turns stages into progress that only grows."""
+
+    def __init__(self, on_progress: Callable[[LoadProgress], None]) -> None:
+        self._on_progress = on_progress
+        self._start = 0.0
+
+    def enter(self, stage: str) -> None:
+        self._report(stage, _STAGES[stage])
+
+    def on_share(self, share: float) -> None:
+        """Take how much of the weights is loaded."""
+        start, end = _STAGES["weights"], _STAGES["tokenizer"]
+        self._report("weights", start + (end - start) * share)
+
+    def on_build(self, waited_s: float) -> None:
+        """Take how long the kernels are being compiled; all that follows is the rest."""
+        self._start = _BUILD_SHARE * min(waited_s / TYPICAL_BUILD_S, 1.0)
+        self._on_progress(LoadProgress("kernels", self._start))
+
+    def _report(self, stage: str, fraction: float) -> None:
+        self._on_progress(LoadProgress(stage, self._start + (1 - self._start) * fraction))
+
+
+def load_engine(request: LoadRequest, on_progress: Callable[[LoadProgress], None]) -> LoadedEngine:
     """Load a model and build its engine, in the calling thread (which shall own the engine).
 
     Raises `ModelError` or `ConfigError` with a one-line message for whatever the files, the settings
     or the machine do not allow.
     """
-    device, dtype = _choose(request)
-    _report(on_progress, "header")
+    reporter = _Reporter(on_progress)
+    reporter.enter("header")
     files = open_model(request.model_path)
-    config = resolve(
-        request.config,
-        model_max_len=files.config.max_position,
-        kv_bytes_per_token=files.config.kv_bytes_per_token(dtype.itemsize),
-        kv_memory_bytes=request.kv_memory_bytes,
-    )
-    _check_memory(files, config, device, dtype)
-    if request.num_threads is not None:
-        torch.set_num_threads(request.num_threads)
+    plan = choose_plan(request, files, has_cuda=lambda: _has_cuda(request.device))
     # The tokenizer's part is imports and parsing on one core; the weights' part leaves the interpreter free.
     with ThreadPoolExecutor(1, "tokenizer-loader") as pool:
         pending = pool.submit(load_tokenizer, files, request.cache_dir)
-        decoder = _load_decoder(files, config, (device, dtype), on_progress)
-        _report(on_progress, "tokenizer")
-        tokenizer = pending.result()
-    _report(on_progress, "kv_pool")
-    with _explained("The KV pool", "a smaller --kv-memory or --num-blocks"):
-        runner = TorchRunner(
-            decoder,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            eos_token_ids=tokenizer.eos_token_ids,
+        plan, backend = _open_backend(request, files, plan, reporter)
+        config = resolve(
+            request.config,
+            model_max_len=files.config.max_position,
+            kv_bytes_per_block=backend.kv_bytes_per_block(request.config.block_size),
+            kv_memory_bytes=request.kv_memory_bytes,
         )
-        _report(on_progress, "warm_up")
+        _check_memory(backend, config)
+        with _explained("The model", "a smaller model, or a smaller --kv-memory or --num-blocks"):
+            backend.load_weights(config, reporter.on_share)
+        reporter.enter("tokenizer")
+        tokenizer = pending.result()
+    reporter.enter("kv_pool")
+    with _explained("The KV pool", "a smaller --kv-memory or --num-blocks"):
+        runner = backend.make_runner(config, tokenizer.eos_token_ids)
+        reporter.enter("warm_up")
         runner.warm_up()
     core = EngineCore(config, runner)
-    _report(on_progress, "ready")
-    return LoadedEngine(core, tokenizer, files.info.name, files.info)
+    logger.info("%s: %s", files.info.name, plan.info)
+    reporter.enter("ready")
+    return LoadedEngine(core, tokenizer, files.info.name, files.info, plan.info)
 
 
-def _choose(request: LoadRequest) -> tuple[torch.device, torch.dtype]:
-    if request.device not in DEVICES:
-        raise ConfigError(f"device is {request.device!r}; allowed: {', '.join(DEVICES)}.")
-    if request.dtype not in DTYPES:
-        raise ConfigError(f"dtype is {request.dtype!r}; allowed: {', '.join(DTYPES)}.")
-    if request.num_threads is not None and request.num_threads < 1:
-        raise ConfigError(f"num_threads is {request.num_threads}; allowed: 1 or more.")
-    if request.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch sees no CUDA device here; use cpu or auto.")
-    if request.dtype in ("int8", "q4"):
-        raise ConfigError(
-            f"dtype {request.dtype} needs the native kernels, which this version does not have; "
-            "use auto, fp32 or bf16."
-        )
-    use_cuda = request.device != "cpu" and torch.cuda.is_available()
-    automatic = torch.bfloat16 if use_cuda else torch.float32
-    return torch.device("cuda" if use_cuda else "cpu"), _TORCH_DTYPES.get(request.dtype, automatic)
+def _open_backend(
+    request: LoadRequest, files: ModelFiles, plan: RunPlan, reporter: _Reporter
+) -> tuple[RunPlan, _Backend]:
+    """Return the way to run the model, and the plan that it follows: torch's where there are no kernels."""
+    if plan.is_native:
+        from engine.native_backend import NativeBackend, open_library  # noqa: PLC0415 - numpy, if wanted
+
+        try:
+            library = open_library(plan.info.kernels, reporter.on_build)
+            return plan, NativeBackend(files, plan.info, library)
+        except KernelsUnavailableError as error:
+            plan = _replace_plan(request, files, error)
+    if plan.note is not None:
+        logger.warning("%s", plan.note)
+    from engine.torch_backend import TorchBackend  # noqa: PLC0415 - imports torch, which takes seconds
+
+    return plan, TorchBackend(files, plan.info)
 
 
-def _load_decoder(
-    files: ModelFiles, config: EngineConfig, place: tuple[torch.device, torch.dtype], on_progress: Report
-) -> Decoder:
-    device, dtype = place
-    start, end = _STAGES["weights"], _STAGES["tokenizer"]
-
-    def on_share(share: float) -> None:
-        on_progress(LoadProgress("weights", start + (end - start) * share))
-
-    with torch.inference_mode(), _explained("The model", "a smaller model"):
-        weights = load_weights(files, dtype, device, on_share)
-        return Decoder(files.config, weights, config.max_model_len)
+def _replace_plan(request: LoadRequest, files: ModelFiles, error: KernelsUnavailableError) -> RunPlan:
+    """Return the plan without kernels; raises the error where something asked for needs them."""
+    if request.needs_kernels is not None:
+        raise ConfigError(f"{request.needs_kernels} cannot be had. {error}") from error
+    plan = choose_plan(replace(request, kernels=TORCH), files, has_cuda=lambda: False)
+    return replace(plan, note=f"{error} The plain torch path serves instead, several times slower.")
 
 
-def _check_memory(files: ModelFiles, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+def _has_cuda(device: str) -> bool:
+    """Whether torch can use a GPU. It is not asked where there is no sign of one, unless one is wanted."""
+    if device != "cuda" and not may_have_gpu():
+        return False
+    from engine.torch_backend import has_cuda  # noqa: PLC0415 - as above
+
+    return has_cuda()
+
+
+def _check_memory(backend: _Backend, config: EngineConfig) -> None:
     """Refuse a pool that this machine cannot hold: the system would only say so by ending the process."""
-    per_token = files.config.kv_bytes_per_token(dtype.itemsize)
-    pool_bytes = per_token * config.block_size * config.num_blocks
-    weight_bytes = files.info.num_parameters * dtype.itemsize
-    if device.type == "cpu":
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    else:
-        available = torch.cuda.mem_get_info(device)[0]
-    if pool_bytes + weight_bytes > available:
+    pool_bytes = backend.kv_bytes_per_block(config.block_size) * config.num_blocks
+    if pool_bytes + backend.weight_bytes > backend.available_bytes:
         raise ConfigError(
-            f"A KV pool of {pool_bytes:,} bytes and weights of {weight_bytes:,} bytes do not fit into "
-            f"{available:,} bytes of memory; use a smaller --kv-memory or --num-blocks."
+            f"A KV pool of {pool_bytes:,} bytes and weights of {backend.weight_bytes:,} bytes do not fit "
+            f"into {backend.available_bytes:,} bytes of memory; use a smaller --kv-memory or --num-blocks."
         )
 
 
 @contextmanager
 def _explained(what: str, advice: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors into one that says what to do."""
+    """Turn out-of-memory errors into one that says what to do."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(
-            error
-        )
-        if not is_memory:
-            raise
+    except MemoryError as error:
         raise ConfigError(f"{what} does not fit into memory; use {advice}.") from error
-
-
-def _report(on_progress: Report, stage: str) -> None:
-    on_progress(LoadProgress(stage, _STAGES[stage]))

@@ -6,14 +6,11 @@ of byte j is number j + 16 * i of its block).
 
 import mmap
 
-import numpy as np
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as dequantize_with_numpy
 from torch import Tensor
 
-from engine.errors import ModelError
-from engine.model.tensor_info import QUANT_GEOMETRY, TensorInfo, show
+from engine.model.stored_numbers import unpack_with_library
+from engine.model.tensor_info import QUANT_GEOMETRY, TensorInfo
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SCALE_BYTES = 2  # float16
@@ -39,7 +36,8 @@ def read_float32(tensor: TensorInfo, buffer: mmap.mmap) -> Tensor:
         _, block_bytes = QUANT_GEOMETRY[tensor.dtype]
         blocks = raw.view(-1, block_bytes)  # (blocks, block_bytes) uint8
         return _BLOCK_READERS[tensor.dtype](blocks).view(tensor.shape)  # shape float32
-    return _read_with_numpy(tensor, raw)
+    numbers = unpack_with_library(tensor, raw.numpy())  # (num_elements) float32
+    return torch.from_numpy(numbers).view(tensor.shape)  # shape float32
 
 
 def _scales(blocks: Tensor, at: int) -> Tensor:
@@ -68,19 +66,3 @@ def _read_q4_1(blocks: Tensor) -> Tensor:
 
 
 _BLOCK_READERS = {"Q8_0": _read_q8_0, "Q4_0": _read_q4_0, "Q4_1": _read_q4_1}
-
-
-def _read_with_numpy(tensor: TensorInfo, raw: Tensor) -> Tensor:
-    """Read the rarer formats (K and I quants) with the format's own library."""
-    _, block_bytes = QUANT_GEOMETRY[tensor.dtype]
-    try:
-        quant_type = GGMLQuantizationType[tensor.dtype]
-        numbers = dequantize_with_numpy(raw.view(-1, block_bytes).numpy(), quant_type)  # (blocks, per block)
-    except (KeyError, NotImplementedError):
-        raise ModelError(
-            f"{tensor.path.name}: tensor {show(tensor.name)}: weights of type {tensor.dtype} are not "
-            "supported."
-        ) from None
-    return torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32)).view(
-        tensor.shape
-    )  # shape float32

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.model.config import ModelConfig, RopeScaling
+from engine.model.config import ModelConfig
+from engine.model.rotary import rotary_table
 
 # oneDNN picks its weight layout for a batch size. Measured on two Zen 4 cores (float32 and bfloat16): the
 # layout for 64 rows is as quick as any other for every batch from 1 to 512, the one for 1 row is not.
@@ -69,37 +70,15 @@ class RotaryTable:
         freq_factors: Tensor | None = None,
     ) -> None:
         """Compute the table; `freq_factors` (head_dim / 2) divide the frequencies (from the file)."""
-        inverse = inverse_frequencies(config)  # (head_dim / 2) float32
-        if freq_factors is not None:
-            inverse = inverse / freq_factors.float()  # (head_dim / 2) float32
-        angles = torch.arange(num_positions).float()[:, None] * inverse  # (positions, head_dim / 2) float32
-        cos, sin = angles.cos(), angles.sin()  # (positions, head_dim / 2) float32
+        factors = None if freq_factors is None else freq_factors.float().cpu().numpy()  # (head_dim / 2)
+        table = rotary_table(config, num_positions, factors)
+        cos, sin = map(torch.from_numpy, table)  # 2 * (positions, head_dim / 2) float32
         self._cos = torch.cat((cos, cos), -1).to(device)  # (positions, head_dim) float32
         self._sin = torch.cat((-sin, sin), -1).to(device)  # (positions, head_dim) float32
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines (tokens, 1, head_dim) for positions (tokens)."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-
-
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Return the rotary frequencies (head_dim / 2) in radians per position, scaled as configured."""
-    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim  # (head_dim / 2) float32
-    inverse = 1.0 / (config.rope_theta**exponents)  # (head_dim / 2) float32
-    scaling = config.rope_scaling
-    if scaling.kind == "linear":
-        return inverse / scaling.factor  # (head_dim / 2) float32
-    if scaling.kind == "llama3":
-        return _scale_llama3(inverse, scaling)  # (head_dim / 2) float32
-    return inverse
-
-
-def _scale_llama3(inverse: Tensor, scaling: RopeScaling) -> Tensor:
-    """Stretch slow rotations by `factor`, keep quick ones, interpolate between (Llama 3.1)."""
-    turns = scaling.original_max_position * inverse / (2 * torch.pi)  # (head_dim / 2): turns over the context
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    share = ((turns - scaling.low_freq_factor) / span).clamp(0.0, 1.0)  # (head_dim / 2): 0 slow ... 1 quick
-    return (1 - share) * inverse / scaling.factor + share * inverse  # (head_dim / 2) float32
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

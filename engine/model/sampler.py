@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.model.uniform import uniform
 from engine.records import FAILED_TOKEN_ID
 from engine.sampling_params import SamplingParams
 
@@ -19,10 +20,6 @@ _NUM_CANDIDATES = 256
 
 # Tokens are found in two stages, block then token, which spares a cumulative sum over the vocabulary.
 _BLOCK = 256
-
-_MASK_64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_RANDOM_BITS = 53  # as many as a float64 holds
 
 
 class Draw(NamedTuple):
@@ -46,21 +43,6 @@ def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
         token_ids[rows] = _draw(logits.index_select(0, rows), [draws[row] for row in drawn])
     result: list[int] = token_ids.masked_fill_(is_broken, FAILED_TOKEN_ID).tolist()
     return result
-
-
-def uniform(seed: int, choice_index: int, position: int) -> float:
-    """Return a number in [0, 1) that is fixed by its arguments (SplitMix64's finaliser, chained)."""
-    state = _mix(seed & _MASK_64)
-    state = _mix(state ^ choice_index)
-    state = _mix(state ^ position)
-    return (state >> (64 - _RANDOM_BITS)) / (1 << _RANDOM_BITS)
-
-
-def _mix(value: int) -> int:
-    value = (value + _GOLDEN) & _MASK_64
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return value ^ (value >> 31)
 
 
 def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:

@@ -1,22 +1,14 @@
 """A checked model file to a `Decoder`: numbers to tensors, stacked and packed, with progress."""
 
-import mmap
-from collections.abc import Callable
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from engine.errors import ModelError
 from engine.model.check import ModelFiles
 from engine.model.decoder import DecoderWeights, LayerWeights
 from engine.model.dequantize import read_float32
-from engine.model.gguf import map_file
 from engine.model.layers import Linear
 from engine.model.tensor_names import FREQ_FACTORS
-
-Report = Callable[[float], None]
-"""Takes the share of the weights that is loaded, 0 to 1 (by bytes in the file)."""
+from engine.model.weight_reader import Report, WeightReader
 
 
 def load_weights(
@@ -30,15 +22,10 @@ class _Loader:
     def __init__(
         self, files: ModelFiles, dtype: torch.dtype, device: torch.device, on_progress: Report
     ) -> None:
-        self.files = files
+        self.reader = WeightReader(files, on_progress)
         self.config = files.config
         self.dtype = dtype
         self.device = device
-        self.on_progress = on_progress
-        self.num_bytes_done = 0
-        self.maps: dict[Path, mmap.mmap] = {}
-        # GGUF files of the llama family hold the rows of q and k in the order of interleaved pairs.
-        self.is_interleaved = files.gguf is not None and self.config.architecture == "llama"
 
     def load(self) -> DecoderWeights:
         embedding = self.take("embed.weight")  # (vocab_size, hidden_size)
@@ -79,24 +66,17 @@ class _Loader:
         )
 
     def take(self, name: str) -> Tensor:
-        tensor = self.files.weights[name]
-        if tensor.path not in self.maps:
-            self.maps[tensor.path] = map_file(tensor.path)
-        mapped = self.maps[tensor.path]
-        if tensor.offset + tensor.num_bytes > len(mapped):
-            raise ModelError(f"{tensor.path.name}: the file has shrunk since it was checked.")
-        numbers = read_float32(tensor, mapped).to(self.device, self.dtype)  # tensor.shape
-        self.num_bytes_done += tensor.num_bytes
-        self.on_progress(self.num_bytes_done / self.files.info.num_bytes)
+        numbers = read_float32(*self.reader.locate(name)).to(self.device, self.dtype)  # the weight's shape
+        self.reader.count(name)
         return numbers
 
     def take_optional(self, name: str) -> Tensor | None:
-        return self.take(name) if name in self.files.weights else None
+        return self.take(name) if name in self.reader else None
 
     def take_rotated(self, name: str, num_heads: int) -> Tensor:
         """Return q or k rows with rotary pairs at (i, i + head_dim / 2), whatever the file's order."""
         rows = self.take(name)  # (heads * head_dim[, hidden_size])
-        if not self.is_interleaved:
+        if not self.reader.is_interleaved:
             return rows
         pairs = rows.view(num_heads, self.config.head_dim // 2, 2, -1)  # (heads, head_dim / 2, 2, columns)
         return pairs.transpose(1, 2).reshape(rows.shape)  # rows' shape

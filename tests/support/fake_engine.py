@@ -108,6 +108,6 @@ class FakeEngine:
         if self.load_error is not None:
             raise self.load_error
         loaded = SimpleNamespace(
-            core=self.core, tokenizer=LetterTokenizer(), model_name="fake", model_info=None
+            core=self.core, tokenizer=LetterTokenizer(), model_name="fake", model_info=None, info=None
         )
         return cast("LoadedEngine", loaded)

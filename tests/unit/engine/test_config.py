@@ -42,16 +42,16 @@ def test_pool_is_sized_from_memory_and_limits_the_context() -> None:
     config = resolve(
         EngineConfig(block_size=16, max_model_len=8192),
         model_max_len=4096,
-        kv_bytes_per_token=1000,
+        kv_bytes_per_block=16_000,
         kv_memory_bytes=10**6,
     )
     assert (config.num_blocks, config.max_model_len) == (62, 992)
     config = resolve(
-        EngineConfig(num_blocks=1000), model_max_len=1024, kv_bytes_per_token=1, kv_memory_bytes=None
+        EngineConfig(num_blocks=1000), model_max_len=1024, kv_bytes_per_block=1, kv_memory_bytes=None
     )
     assert (config.num_blocks, config.max_model_len) == (1000, 1024)
 
 
 def test_memory_for_less_than_a_block_says_what_is_needed() -> None:
     with pytest.raises(ConfigError, match="needs 16000"):
-        resolve(EngineConfig(), model_max_len=4096, kv_bytes_per_token=1000, kv_memory_bytes=15_999)
+        resolve(EngineConfig(), model_max_len=4096, kv_bytes_per_block=16_000, kv_memory_bytes=15_999)

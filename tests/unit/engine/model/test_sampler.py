@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.model.sampler import Draw, sample, uniform
+from engine.model.sampler import Draw, sample
+from engine.model.uniform import uniform
 from engine.records import FAILED_TOKEN_ID
 from engine.sampling_params import MAX_COUNT, SamplingParams
 

@@ -1,0 +1,198 @@
+// `Step`, the phases of a layer and what comes before and after the layers.
+
+#pragma once
+
+#include "step.h"
+
+namespace pageglass {
+
+inline void Step::compute() {
+  phase_started_ = now_ns();
+  sample_ns_ = 0;
+  embed();
+  Active active{num_rows_, hidden_rows_.data()};
+  for (int i = 0; i < config_.num_layers; i++) {
+    const Layer& layer = model_.layer(i);
+    const bool is_last = i + 1 == config_.num_layers;
+    compute_qkv(active, normalise(active, layer.attn_norm.data()), layer);
+    store_rows(i, is_last);
+    if (is_last && wanted_.empty()) break;
+    attention_.run(model_.pool(), is_last ? wanted_plan_ : plan_, i, queries_.data(), attended_.data());
+    end_phase(kAttention);
+    if (is_last) active = keep_wanted();
+    add_product(active, take_attention(active), layer.o, kOutput);
+    compute_gate_up(active, normalise(active, layer.mlp_norm.data()), layer.gate_up);
+    add_product(active, product_, layer.down, kDown);
+  }
+  if (!wanted_.empty()) compute_head(normalise(active, model_.final_norm()));
+  if (writes_logits_) sample();
+}
+
+inline void Step::embed() {
+  const int64_t width = model_.hidden_width();
+  model_.pool().parallel(num_rows_, kElementPiece, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; r++) read_output(model_.embedding(), batch_->token_ids[r], hidden_rows_.data() + r * width);
+  });
+  end_phase(kEmbed);
+}
+
+// Put rows into a form that is multiplied: put(row) rounds one. Few rows take less time than sharing them out.
+template <class Put>
+void Step::round_rows(const Active& active, const Put& put) {
+  model_.pool().parallel(active.num_rows, kElementPiece, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; r++) put(r);
+  });
+}
+
+inline const Activations& Step::normalise(const Active& active, const float* weight) {
+  const int64_t width = model_.hidden_width();
+  round_rows(active, [&](int64_t r) {
+    normalise_row(active.hidden + r * width, weight, config_.hidden_size, config_.rms_norm_eps, r, normed_);
+  });
+  end_phase(kNorm);
+  return normed_;
+}
+
+// What attention gave, as the input of the output layer.
+inline const Activations& Step::take_attention(const Active& active) {
+  const int64_t size = model_.query_size();
+  round_rows(active, [&](int64_t r) { attended_rounded_.put_row(r, attended_.data() + r * size, size); });
+  end_phase(kCombine);
+  return attended_rounded_;
+}
+
+// The last layer goes on with the wanted rows alone.
+inline Step::Active Step::keep_wanted() {
+  const int64_t width = model_.hidden_width();
+  model_.pool().parallel((int64_t)wanted_.size(), kElementPiece, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; r++) {
+      std::copy_n(hidden_rows_.data() + wanted_[(size_t)r] * width, width, wanted_hidden_.data() + r * width);
+    }
+  });
+  return {(int64_t)wanted_.size(), wanted_hidden_.data()};
+}
+
+// Panels that a thread takes at a time: adjacent ones are one stream of memory.
+inline int64_t piece_of(int64_t num_panels, int num_threads) {
+  return std::max<int64_t>(1, num_panels / (4 * num_threads));
+}
+
+inline void Step::compute_qkv(const Active& active, const Activations& x, const Layer& layer) {
+  const struct {
+    const Linear& linear;
+    float* out;
+  } parts[] = {{layer.q, q_.data()}, {layer.k, k_.data()}, {layer.v, v_.data()}};
+  const int64_t num_panels = layer.q.num_panels + layer.k.num_panels + layer.v.num_panels;
+  model_.pool().parallel(num_panels, piece_of(num_panels, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+    for (int64_t panel = first; panel < last; panel++) {
+      int64_t p = panel;
+      int part = 0;
+      while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
+      const Linear& linear = parts[part].linear;
+      float* out = parts[part].out;
+      multiply_panel(x, 0, active.num_rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        const int64_t column = p * kPanel + half * kLanes;
+        store(out + row * linear.width() + column, linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
+      });
+    }
+  });
+  end_phase(kQkv);
+}
+
+// Keys and values to the cache, queries to where attention reads them; in the last layer only the wanted ones'.
+inline void Step::store_rows(int layer, bool is_last) {
+  const HeadNorms norms = model_.layer(layer).head_norms(config_.rms_norm_eps);
+  model_.pool().parallel(num_rows_, kElementPiece, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; r++) {
+      const int position = rows_.positions[(size_t)r];
+      const int64_t to = is_last ? wanted_at_[(size_t)r] : r;
+      const Layer& weights = model_.layer(layer);
+      if (to >= 0) preparer_.prepare_query(q_.data() + r * weights.q.width(), position, norms, queries_.data() + to * model_.query_size());
+      preparer_.store_keys_and_values(k_.data() + r * weights.k.width(), v_.data() + r * weights.v.width(), position, norms,
+                                      model_.cache(), layer, blocks_[(size_t)r]);
+    }
+  });
+  end_phase(kRotary);
+}
+
+// Add a product to the residual stream.
+inline void Step::add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase) {
+  const int64_t width = model_.hidden_width();
+  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+    for (int64_t p = first; p < last; p++) {
+      multiply_panel(x, 0, active.num_rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        const int64_t column = p * kPanel + half * kLanes;
+        float* at = active.hidden + row * width + column;
+        if (!linear.bias.empty()) sums = add(sums, load(linear.bias.data() + column));
+        store(at, add(load(at), sums));
+      });
+    }
+  });
+  end_phase(phase);
+}
+
+// silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group.
+inline void Step::compute_gate_up(const Active& active, const Activations& x, const Linear& linear) {
+  const int64_t num_pairs = linear.num_panels / 2;
+  model_.pool().parallel(num_pairs, piece_of(num_pairs, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+    float* gated = gated_[(size_t)thread].data();
+    for (int64_t pair = first; pair < last; pair++) {
+      for (int64_t side = 0; side < 2; side++) {
+        multiply_panel(x, 0, active.num_rows, linear, 2 * pair + side, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+          float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
+          store(at, half == 0 ? silu(sums) : mul(load(at), sums));
+        });
+      }
+      for (int64_t r = 0; r < active.num_rows; r++) {
+        product_.put_group(r, pair, load(gated + r * kPanel), load(gated + r * kPanel + kLanes));
+      }
+    }
+  });
+  end_phase(kGateUp);
+}
+
+// Logits of the wanted rows, or no more than the best of each: 64 rows of 49,152 logits are 12 MB to write and read.
+inline void Step::compute_head(const Activations& x) {
+  const Linear& head = model_.head();
+  const Floats none = broadcast(-std::numeric_limits<float>::infinity());
+  if (!writes_logits_) {
+    for (size_t i = 0; i < wanted_.size() * (size_t)config_.num_threads; i++) best_[i] = {none, broadcast_int(0), broadcast(0.0f)};
+  }
+  model_.pool().parallel(head.num_panels, piece_of(head.num_panels, 4 * config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+    for (int64_t p = first; p < last; p++) {
+      multiply_panel(x, 0, (int64_t)wanted_.size(), head, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        const int64_t column = p * kPanel + half * kLanes;
+        if (writes_logits_) {
+          store(logits_.data() + row * head.width() + column, sums);
+          return;
+        }
+        const int num_lanes = (int)std::min<int64_t>(kLanes, config_.vocab_size - column);
+        if (num_lanes < kLanes) sums = first_lanes(sums, num_lanes, none);
+        Best& seen = best_[(size_t)thread * wanted_.size() + (size_t)row];
+        keep_greater(seen.value, seen.token, sums, lane_numbers((int32_t)column));
+        if (num_lanes == kLanes) seen.poison = fma(sums, broadcast(0.0f), seen.poison);
+      });
+    }
+  });
+  end_phase(kHead);
+}
+
+inline void Step::sample() {
+  const PgBatch& batch = *batch_;
+  const int64_t width = model_.head().width();
+  const SamplingBatch rows{batch.num_sequences, config_.vocab_size, batch.wants, batch.temperatures, batch.top_ks,
+                           batch.top_ps, batch.uniforms};
+  const auto row_of = [&](int64_t s) { return logits_.data() + logits_row_[(size_t)s] * width; };
+  draw_rows(model_.pool(), rows, row_of, draw_scratch_, batch.next_token_ids);
+  if (batch.logits != nullptr) {
+    model_.pool().parallel((int64_t)wanted_.size(), 1, [&](int64_t first, int64_t last, int) {
+      for (int64_t r = first; r < last; r++) {
+        std::copy_n(logits_.data() + r * width, config_.vocab_size, batch.logits + r * config_.vocab_size);
+      }
+    });
+  }
+  sample_ns_ = now_ns() - phase_started_;
+  end_phase(kSample);
+}
+
+}  // namespace pageglass
