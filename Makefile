@@ -16,18 +16,18 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup model browser serve test check fast format bench
+.PHONY: help setup model kernels browser serve test check fast format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DEV) model ## environment in .venv, dependencies and the default model
+setup: $(DEV) model kernels ## environment in .venv, dependencies, the default model and the native kernels
 
-serve: $(RUNTIME) ## serve a model and its live view  [MODEL=name-or-path PORT=8000 HOST=127.0.0.1 ARGS=...]
+serve: kernels ## serve a model and its live view  [MODEL=name-or-path PORT=8000 HOST=127.0.0.1 ARGS=...]
 	@if [ '$(MODEL)' = smollm2-135m-instruct ]; then $(PY) -m app models fetch; fi
 	@exec $(PY) -m app serve --model '$(MODEL)' --host '$(HOST)' --port '$(PORT)' $(ARGS)
 
-test: check model browser ## the checks and the whole test suite, as CI runs them  [ARGS=...]
+test: check model kernels browser ## the checks and the whole test suite, as CI runs them  [ARGS=...]
 	@$(PY) -m pytest $(ARGS)
 
 check: $(DEV) ## lint, format, types, import rules, lengths, vendored files, docs/structure.md
@@ -47,14 +47,22 @@ format: $(DEV) ## format the code, apply the safe lint fixes, refresh docs/struc
 	@$(PY) -m ruff format .
 	@$(PY) scripts/make_structure.py
 
-bench: $(DEV) model ## measure start-up, recording and history cost, throughput and latency on this machine
+bench: $(DEV) model kernels ## measure start-up, throughput, latency, quality, recording and history on this machine
 	@$(PY) -m bench.startup
+	@$(PY) -m bench.offline --case W1
+	@$(PY) -m bench.offline --case W2 --runs 3
+	@$(PY) -m bench.offline --case W3 --runs 3
+	@$(PY) -m bench.quality --prompts 20
 	@$(PY) -m bench.recording
 	@$(PY) -m bench.history
 	@$(PY) -m bench.serving
 
 model: $(RUNTIME)
 	@$(PY) -m app models fetch
+
+# Compiled once for this CPU, in half a minute. Without a compiler the plain torch path serves: no reason to stop.
+kernels: $(RUNTIME)
+	@$(PY) -m engine.kernels.cpu.build --quiet || true
 
 browser:
 	@scripts/ensure_chromium.sh

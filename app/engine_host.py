@@ -13,6 +13,7 @@ from app.engine_thread import Abort, EngineThread, Load, StopChoice, Submit, Thr
 from app.errors import RETRY_AFTER_S, UnavailableError
 from app.request_stream import RequestStream, StreamFailure
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 from engine.errors import QueueFullError
 from engine.records import StepRecord, StepResult, TokenOutput
 from engine.sequence import EngineRequest
@@ -66,7 +67,8 @@ class EngineHost:
     """Runs one engine in its own thread for one event loop.
 
     Attributes of interest: `status`, `progress` (while loading), `error` (why it failed), and, once
-    loaded, `config` (resolved), `tokenizer` and `load_seconds`. They change on the event loop only.
+    loaded, `config` (resolved), `info` (how the model is run), `tokenizer` and `load_seconds`. They change
+    on the event loop only.
     """
 
     def __init__(self, load: Load, model_name: str, events: HostEvents) -> None:
@@ -76,6 +78,7 @@ class EngineHost:
         self.progress: LoadProgress | StartProgress | None = StartProgress()
         self.error: str | None = None
         self.config: EngineConfig | None = None
+        self.info: EngineInfo | None = None
         self.tokenizer: Tokenizer | None = None
         self.load_seconds: float | None = None
         self._events = events
@@ -269,6 +272,7 @@ class EngineHost:
 
     def _on_loaded(self, loaded: "LoadedEngine", seconds: float) -> None:
         self.config = loaded.core.config
+        self.info = loaded.info
         self.tokenizer = loaded.tokenizer
         self.load_seconds = seconds
         self.progress = None

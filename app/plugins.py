@@ -161,7 +161,7 @@ class ApplicationPlugin(InitPlugin):
             await self.writer.stop(HISTORY_TIMEOUT_S)
 
     def _open_hub(self, config: EngineConfig) -> None:
-        self.hub.open(config, self.host.model_name)
+        self.hub.open(config, self.host.model_name, info=self.host.info)
         self.recorder.open(config, self.host.model_name)
 
     def _tell_status(self) -> None:

@@ -1,10 +1,11 @@
-"""How the values of settings are read from text; `ConfigError` says what is wrong and how to write it.
+"""What a setting may be, and how its value is read from text; a `ConfigError` says how to write it.
 
 Digits are those of ASCII, numbers have a length that is quickly read, and no text is empty.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,21 @@ METAVARS: dict[Callable[[str], Any], str] = {
     parse_path: "folder",
 }
 """What stands for a value in a usage line."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a setting means and which values it takes. `low` and `high` are inclusive."""
+
+    help: str
+    parse: Callable[[str], Any] = parse_text
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    shown_default: str = ""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value in a usage line."""
+        return "name" if self.choices else METAVARS.get(self.parse, "text")

@@ -6,7 +6,7 @@ environment variables and docs/settings.md are made from it. `python -m app.sett
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -17,17 +17,17 @@ import platformdirs
 from app.model_store import DEFAULT_MODEL
 from app.setting_values import (
     MAX_SIZE_BYTES,
-    METAVARS,
+    Option,
     parse_count,
     parse_path,
     parse_seconds,
     parse_size,
-    parse_text,
     shorten,
     show_size,
 )
 from engine.config import MAX_BLOCK_SIZE, MAX_NUM_BLOCKS, MAX_NUM_SEQS, EngineConfig
 from engine.errors import ConfigError
+from engine.run_plan import DEVICES, DTYPES, KERNELS, KV_DTYPES, RunOptions
 from engine.scheduling.preemption import PREEMPTION_POLICIES
 from engine.scheduling.queue import QUEUE_POLICIES
 
@@ -38,24 +38,6 @@ OTHER_VARIABLES = ("PAGEGLASS_MODELS", "PAGEGLASS_NO_BROWSER")
 DEFAULT_KV_MEMORY_BYTES = 2**30
 NO_MODEL_LEN_LIMIT = 2**24
 """`max_model_len` when none is asked for: the model and the pool then set the limit."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a setting means and which values it takes. `low` and `high` are inclusive."""
-
-    help: str
-    parse: Callable[[str], Any] = parse_text
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    shown_default: str = ""
-
-    @property
-    def metavar(self) -> str:
-        """What stands for a value in a usage line."""
-        return "name" if self.choices else METAVARS.get(self.parse, "text")
 
 
 def _default_data_dir() -> Path:
@@ -94,9 +76,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             shown_default="the platform's user data folder",
         ),
     ] = msgspec.field(default_factory=_default_data_dir)
-    device: Annotated[str, Option("Where the model runs.", choices=("auto", "cpu", "cuda"))] = "auto"
+    device: Annotated[str, Option("Where the model runs.", choices=DEVICES)] = "auto"
     dtype: Annotated[
-        str, Option("Number format of weights and KV cache.", choices=("auto", "fp32", "bf16"))
+        str,
+        Option(
+            "Number format of the weights. auto: as the file has them if it is mostly 4-bit (q4), else int8; "
+            "fp32 with --kernels torch, bf16 on a GPU.",
+            choices=DTYPES,
+        ),
+    ] = "auto"
+    kv_dtype: Annotated[
+        str,
+        Option(
+            "Number format of the KV cache. auto: bf16; with --kernels torch, that of the weights.",
+            choices=KV_DTYPES,
+        ),
+    ] = "auto"
+    kernels: Annotated[
+        str,
+        Option(
+            "What computes on the CPU: native kernels for an instruction set, or plain torch. auto: the best "
+            "that the CPU has; torch where none can be had, and for --dtype fp32.",
+            choices=KERNELS,
+        ),
     ] = "auto"
     threads: Annotated[
         int | None,
@@ -223,6 +225,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_blocks is not None:
             return None
         return self.kv_memory or DEFAULT_KV_MEMORY_BYTES
+
+    @property
+    def run_options(self) -> RunOptions:
+        """How the model is asked to be run."""
+        return RunOptions(
+            device=self.device,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            kernels=self.kernels,
+            num_threads=self.threads,
+        )
 
     def make_engine_config(self) -> EngineConfig:
         """Return the engine's configuration as asked for; loading resolves it against the model."""

@@ -13,7 +13,7 @@ MAX_SOURCE_LINES = 400
 MAX_TEST_LINES = 500
 MAX_FUNCTION_LINES = 50
 FOLDERS = ("app", "engine", "bench", "scripts", "static", "templates", "migrations", "tests")
-SUFFIXES = {".py", ".js", ".mjs", ".css", ".html"}
+SUFFIXES = {".py", ".js", ".mjs", ".css", ".html", ".h", ".cpp"}
 SKIPPED = ("static/vendor/", "migrations/versions/")
 """Copied files, and migrations: generated lists of columns, which do not read better in pieces."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = "docs/structure.md"
+SUFFIXES = {".py", ".js", ".h", ".cpp"}
 FOLDERS = ("engine", "app", "static/js", "bench", "scripts")
 START, END = "<!-- modules: written by scripts/make_structure.py -->", "<!-- end of modules -->"
 
@@ -31,7 +32,7 @@ def first_sentence(path: Path) -> str:
 def module_lines(root: Path) -> Iterator[str]:
     """Yield the list, a heading per folder and a line per module that is not empty."""
     for top in FOLDERS:
-        paths = [path for path in (root / top).rglob("*") if path.suffix in {".py", ".js"}]
+        paths = [path for path in (root / top).rglob("*") if path.suffix in SUFFIXES]
         for folder in sorted({path.parent for path in paths}):
             described = [
                 (path.name, sentence)

@@ -14,7 +14,9 @@ from app.folders import make_folder
 from app.settings import Settings
 from engine.config import resolve
 from engine.errors import ConfigError
-from engine.model.config import ModelConfig
+from engine.machine import may_have_gpu, total_memory_bytes
+from engine.model.check import ModelFiles
+from engine.run_plan import choose_plan
 
 LOCK_FILE = "server.lock"
 LOCK_TIMEOUT_S = 10.0
@@ -22,48 +24,37 @@ LOCK_TIMEOUT_S = 10.0
 
 LOCK_POLL_S = 0.05
 
-_BYTES_PER_NUMBER = {"bf16": 2, "fp32": 4}
-
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
-"""One of these exists where torch may find a GPU."""
+_BYTES_PER_NUMBER = {"int8": 1, "bf16": 2, "fp32": 4}
+"""Of the KV cache, scales left out."""
 
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 """An address family that this machine does not have; localhost often names one."""
 
 
-def check_sizes(settings: Settings, model: ModelConfig) -> None:
-    """Raise `ConfigError` for sizes that cannot work with the model, whatever the device.
+def check_model(settings: Settings, files: ModelFiles) -> None:
+    """Raise `ConfigError` for settings that cannot work with the model.
 
-    Where the number format is chosen while loading, the smallest one counts; loading checks again.
+    What is only known while loading is checked again then: whether there is a GPU, whether the kernels can
+    be compiled, and how large a block is to the byte.
     """
-    dtype = "fp32" if (settings.device, settings.dtype) == ("cpu", "auto") else settings.dtype
-    formats = [name for name in _BYTES_PER_NUMBER if dtype in (name, "auto")]
-    per_token = {name: model.kv_bytes_per_token(_BYTES_PER_NUMBER[name]) for name in formats}
-    memory = settings.kv_memory_bytes
-    if memory is not None and memory < min(per_token.values()) * settings.block_size:
-        needed = " or ".join(f"{size * settings.block_size} ({name})" for name, size in per_token.items())
-        raise ConfigError(
-            f"kv_memory is {memory}, but one block of {settings.block_size} tokens needs {needed} bytes; "
-            "give more, or a smaller block_size."
-        )
-    smallest = min(per_token.values())
+    may_use_gpu = settings.device == "cuda" or (settings.device == "auto" and may_have_gpu())
+    if may_use_gpu:
+        kv_dtype = settings.kv_dtype if settings.kv_dtype in _BYTES_PER_NUMBER else "bf16"
+    else:
+        kv_dtype = choose_plan(settings.run_options, files, has_cuda=lambda: False).info.kv_dtype
+    block_bytes = files.config.kv_bytes_per_token(_BYTES_PER_NUMBER[kv_dtype]) * settings.block_size
     config = resolve(
         settings.make_engine_config(),
-        model_max_len=model.max_position,
-        kv_bytes_per_token=smallest,
-        kv_memory_bytes=memory,
+        model_max_len=files.config.max_position,
+        kv_bytes_per_block=block_bytes,
+        kv_memory_bytes=settings.kv_memory_bytes,
     )
-    if not _may_use_gpu(settings.device):
-        _check_memory(config.num_blocks * config.block_size * smallest)
-
-
-def _may_use_gpu(device: str) -> bool:
-    """Whether the pool may lie in the memory of a GPU; which one, only torch knows."""
-    return device == "cuda" or (device == "auto" and any(Path(path).exists() for path in _GPU_DEVICES))
+    if not may_use_gpu:
+        _check_memory(config.num_blocks * block_bytes)
 
 
 def _check_memory(pool_bytes: int) -> None:
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = total_memory_bytes()
     if pool_bytes > available:
         raise ConfigError(
             f"a KV pool of {pool_bytes:,} bytes does not fit into {available:,} bytes of memory; "

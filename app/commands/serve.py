@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from app.commands.options import Command, setting_option, source_of
-from app.commands.preparation import bind_sockets, check_sizes, lock_data_dir, show_url
+from app.commands.preparation import bind_sockets, check_model, lock_data_dir, show_url
 from app.commands.server import run_server
 from app.model_store import explain_damage, resolve_model
 from app.settings import SETTINGS, Settings, check_environment, make_settings
@@ -45,7 +45,7 @@ def serve(**values: Any) -> None:
     model_path = resolve_model(settings.model)
     with explain_damage(model_path):
         files = open_model(model_path)
-    check_sizes(settings, files.config)
+    check_model(settings, files)
     configure_logging(settings.log_level)
     with lock_data_dir(settings.data_dir), bind_sockets(settings.host, settings.port) as sockets:
         url = show_url(settings.host, sockets[0].getsockname()[1])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 from engine.records import (
     Admitted,
     BlockOp,
@@ -302,13 +303,14 @@ def mark_step(mark: bytes) -> int:
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the server is; `config` is null until the model is loaded."""
+    """Who the server is; `config` is null until the model is loaded, `engine` in recordings too."""
 
     session: str
     status: str
     model: str | None
     step: int
     config: EngineConfig | None
+    engine: EngineInfo | None = None
     protocol: int = PROTOCOL
     states: tuple[str, ...] = tuple(state.name.lower() for state in BlockState)
     stop_reasons: tuple[str, ...] = tuple(reason.name.lower() for reason in StopReason)

@@ -15,6 +15,7 @@ import msgspec
 from app.realtime.frames import MAX_FPS, Deflater, Frame, Hello, encode_message, make_hello, parse_ack
 from app.realtime.journal import Cursor, Journal
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 from engine.errors import EngineInvariantError
 from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
@@ -71,6 +72,7 @@ class EventHub:
         self.session_id = session_id
         self.status = "loading"
         self.model_name: str | None = None
+        self.info: EngineInfo | None = None
         self.journal: Journal | None = None
         self.clock = clock
         self.silence_s = silence_s
@@ -103,12 +105,20 @@ class EventHub:
     # ---------------------------------------------------------------- the engine's side
 
     def open(
-        self, config: EngineConfig, model_name: str, first_snapshot: EngineSnapshot | None = None
+        self,
+        config: EngineConfig,
+        model_name: str,
+        first_snapshot: EngineSnapshot | None = None,
+        *,
+        info: EngineInfo | None = None,
     ) -> None:
-        """Begin: the engine is ready, its first record comes next. Clients get HELLO and KEYFRAME."""
+        """Begin: the engine is ready, its first record comes next. Clients get HELLO and KEYFRAME.
+
+        `info` says how the model is run.
+        """
         if self.journal is not None:
             raise EngineInvariantError("the hub is open already")
-        self._config, self.model_name = config, model_name
+        self._config, self.model_name, self.info = config, model_name, info
         self.journal = Journal(config, first_snapshot)
         if self.status == "loading":  # it may be draining already
             self.status = "ready"
@@ -195,6 +205,7 @@ class EventHub:
             model=self.model_name,
             step=self.snapshot.step if self.snapshot else 0,
             config=self._config,
+            engine=self.info,
         )
         return make_hello(hello, self._wall_ns() * _MS_PER_NS)
 

@@ -34,6 +34,7 @@ class EngineApiController(Controller):
             "session": hub.session_id,
             "model": hub.model_name or host.model_name,
             "progress": msgspec.to_builtins(host.progress),
+            "engine": msgspec.to_builtins(hub.info),
         }
         body = await encode_state(hub, facts, with_blocks=blocks)
         return Response(body, media_type=MediaType.JSON, headers={"Cache-Control": "no-store"})

@@ -41,6 +41,7 @@ class HealthController(Controller):
             "model": host.model_name,
             "error": host.error,
             "progress": msgspec.to_builtins(host.progress),
+            "engine": msgspec.to_builtins(host.info),
             "load_seconds": host.load_seconds,
             "heartbeat_age_s": round(host.heartbeat_age_s, 3),
             "num_open_requests": host.num_open,

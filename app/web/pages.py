@@ -52,6 +52,7 @@ class PagesController(Controller):
                 "reasons": describe_reasons(),
                 "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
                 "tables": make_tables(hub.snapshot),
+                "engine_info": hub.info,
                 **describe_engine(host),
             },
         )

@@ -81,7 +81,9 @@ class SessionsApiController(Controller):
         with_blocks = read_flag(request, "blocks", default=True)
         snapshot = await sessions.snapshot_at(session_id, step if step >= 0 else None)
         info = await sessions.facts(session_id)
-        facts = {"status": "ready", "session": session_id, "model": info.model, "progress": None}
+        facts = {
+            "status": "ready", "session": session_id, "model": info.model, "progress": None, "engine": None
+        }  # fmt: skip
         body = await sessions.call_worker(partial(_encode_state, snapshot, facts, with_blocks=with_blocks))
         return Response(body, media_type=MediaType.JSON, headers=NO_STORE)
 

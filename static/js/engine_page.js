@@ -117,6 +117,7 @@ export class EnginePage {
     this.grid.resize();
     if (this.#theme) this.#slotStyles.update(this.#theme, view.hello.config?.max_num_seqs ?? 0);
     if (view.model) byId("model-name").textContent = view.model;
+    this.statusBar.writeEngine();
     if (this.#isOpen) byId("grid-caption").textContent = `${formatCount(view.numBlocks)} blocks of ${view.blockSize} tokens, by block id`;
     this.connection.update();
     document.body.dispatchEvent(new CustomEvent("engine:status"));

@@ -101,6 +101,15 @@ export class StatusBar {
     this.#writeBatch();
   }
 
+  /** How the model is run; call when the server has introduced itself. Recordings do not say it. */
+  writeEngine() {
+    const engine = this.view.hello?.engine;
+    if (!engine || !byId("stat-engine")) return;
+    setText(byId("stat-dtype"), engine.dtype);
+    const place = engine.threads > 0 ? countOf(engine.threads, "thread") : engine.device;
+    setText(byId("stat-engine"), `${engine.kernels} · KV ${engine.kv_dtype} · ${place}`);
+  }
+
   /** Everything else; call a few times a second. `rates`: tokens per second, {prefill, decode}. */
   write(rates) {
     const { view } = this;

@@ -12,13 +12,13 @@ from app.model_store import DEFAULT_MODEL
 from tests.support.server import ServerProcess
 from tests.support.state import read_state, wait_for_state
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 LONG: dict[str, Any] = {"max_tokens": 1500, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--dtype", "fp32") as running:
+    with ServerProcess() as running:
         yield running
 
 
@@ -117,3 +117,13 @@ async def test_leaving_before_a_whole_answer_frees_its_blocks(server: ServerProc
         await asyncio.wait([asking])
     state = await asyncio.to_thread(wait_for_state, server.url, lambda state: not state["running"])
     assert state["totals"]["num_aborted"] == before + 1
+
+
+def test_state_health_and_live_page_say_how_the_model_is_run(server: ServerProcess) -> None:
+    engine = read_state(server.url)["engine"]
+    assert set(engine) == {"device", "kernels", "dtype", "kv_dtype", "threads"}
+    assert httpx.get(f"{server.url}/health").json()["engine"] == engine
+    page = httpx.get(f"{server.url}/live").text
+    assert f'<b id="stat-dtype">{engine["dtype"]}</b>' in page
+    assert f"{engine['kernels']} · KV {engine['kv_dtype']} · {engine['threads']} thread" in page
+    assert f"{engine['dtype']} weights, {engine['kv_dtype']} KV cache, " in server.output

@@ -63,6 +63,16 @@ def test_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or name.endswith(".gguf")]
 
 
+def test_wheel_carries_the_sources_of_the_kernels(wheel: Path) -> None:
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "engine").rglob("*")
+        if path.suffix in {".h", ".cpp", ".map"}
+    }
+    assert "engine/kernels/cpu/api.cpp" in sources
+    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_wheel_offers_the_command_and_carries_the_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entry_points = archive.read("pageglass-0.1.0.dist-info/entry_points.txt").decode()

@@ -21,6 +21,7 @@ from engine.errors import (
     ContextLengthError,
     EngineDeadError,
     EngineError,
+    KernelsUnavailableError,
     ModelError,
     QueueFullError,
     RequestError,
@@ -29,6 +30,7 @@ from engine.errors import (
 CASES: list[tuple[EngineError, int, str, str]] = [
     (EngineError("x"), 500, "server_error", "engine_error"),
     (ConfigError("x"), 500, "server_error", "config_error"),
+    (KernelsUnavailableError("x"), 500, "server_error", "config_error"),
     (ModelError("x"), 500, "server_error", "model_error"),
     (EngineDeadError("x"), 503, "server_error", "engine_unavailable"),
     (RequestError("x"), 400, "invalid_request_error", "invalid_request"),

@@ -17,13 +17,20 @@ def function(num_lines: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("engine/a.py", 400), ("static/js/a.js", 400), ("tests/a.py", 500)]
+    ("name", "limit"),
+    [
+        ("engine/a.py", 400),
+        ("static/js/a.js", 400),
+        ("engine/a.h", 400),
+        ("engine/a.cpp", 400),
+        ("tests/a.py", 500),
+    ],
 )
 def test_file_may_be_as_long_as_the_limit_and_no_longer(tmp_path: Path, name: str, limit: int) -> None:
-    write(tmp_path / name, "//\n" * limit if name.endswith("js") else "#\n" * limit)
+    write(tmp_path / name, "#\n" * limit)
     assert check(tmp_path) == []
 
-    write(tmp_path / name, "//\n" * (limit + 1) if name.endswith("js") else "#\n" * (limit + 1))
+    write(tmp_path / name, "#\n" * (limit + 1))
     assert check(tmp_path) == [f"{name}: {limit + 1} lines, allowed are {limit}"]
 
 

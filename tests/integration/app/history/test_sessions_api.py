@@ -16,7 +16,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.recording import as_json
 from tests.support.wire import Picture, packed_cells, split_messages
 
-SERVER_KEYS = ("status", "session", "model", "progress")
+SERVER_KEYS = ("status", "session", "model", "progress", "engine")
 
 
 class StateKeeper(RecordPart):
@@ -89,7 +89,9 @@ async def test_states_after_a_restart_equal_those_seen_live_at_fifty_steps() -> 
         for step in random.Random(3).sample(range(1, last + 1), 50):
             state = (await api.client.get(f"/api/sessions/{first}/state?step={step}")).json()
             facts = {key: state.pop(key) for key in SERVER_KEYS}
-            assert facts == {"status": "ready", "session": first, "model": "fake", "progress": None}
+            assert facts == {
+                "status": "ready", "session": first, "model": "fake", "progress": None, "engine": None
+            }  # fmt: skip
             assert state == keeper.states[step], f"step {step}"
 
 

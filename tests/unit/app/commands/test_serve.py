@@ -24,6 +24,7 @@ SMALL_MODEL = config_from_hf(
     },
     {},
 )
+INFO = SimpleNamespace(num_parameters=1, storage="F32")
 
 
 class Started:
@@ -43,7 +44,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     server = Started()
     monkeypatch.setattr(app.commands.serve, "run_server", server)
     monkeypatch.setattr(app.commands.serve, "resolve_model", Path)
-    monkeypatch.setattr(app.commands.serve, "open_model", lambda path: SimpleNamespace(config=SMALL_MODEL))
+    monkeypatch.setattr(
+        app.commands.serve,
+        "open_model",
+        lambda path: SimpleNamespace(config=SMALL_MODEL, weights={}, info=INFO),
+    )
     monkeypatch.setattr(app.commands.serve, "configure_logging", lambda level: None)
     return server
 
