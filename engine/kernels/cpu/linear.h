@@ -1,12 +1,15 @@
 // A linear layer's weight, packed for multiplication.
 //
 // Columns (outputs) are grouped in panels of 32, rows (inputs) in groups of 32. A panel is one stream:
-//   Q4      per group: 512 bytes of codes, 32 float16 scales, and 32 float16 minima where the file has them
+//   Q4      per group: 512 bytes of codes, 32 float16 scales, and 32 int16 zero points where the file has minima
 //   INT8    per group: 1,024 bytes of codes plus 128, 32 float16 scales
 //   BF16    per pair of inputs: 32 pairs
 //   F32     per input: 32 floats
 // Codes lie as VNNI wants them: four inputs of one column are one 32-bit word; 16 columns a vector. A byte of
 // Q4 holds inputs j and j + 16 of a group in its halves, as ggml's blocks do.
+//
+// A number of Q4 is scale * (code - zero point). The file's minimum becomes a zero point in steps of 1/256 of a code:
+// its whole part goes into integer arithmetic, and what is left is small enough for bfloat16.
 //
 // GATE_UP interleaves two weights: a panel is 16 columns of the gate and the same 16 of the other, so that
 // both factors of a product leave the same tile.
@@ -25,12 +28,13 @@ namespace pageglass {
 constexpr int64_t kQ4CodeBytes = kGroup * kPanel / 2;
 constexpr int64_t kInt8CodeBytes = kGroup * kPanel;
 constexpr int64_t kScaleBytes = kPanel * 2;
+constexpr float kFarthestZeroPoint = 100.0f;  // code - zero point must fit into int8
 
 struct Linear {
   PgKind kind = PG_KIND_F32;
   int64_t num_outputs = 0, num_inputs = 0;  // as the model counts them
   int64_t num_groups = 0, num_panels = 0;
-  bool has_minimum = false;  // Q4_1; otherwise codes count from `zero_point`
+  bool has_zero_points = false;  // Q4_1; otherwise all codes count from `zero_point`
   int32_t zero_point = 0;
   Memory data;
   std::vector<float> bias;  // empty, or padded to whole panels
@@ -39,7 +43,7 @@ struct Linear {
   int64_t width() const { return num_panels * kPanel; }  // outputs, padded
   int64_t group_bytes() const {
     switch (kind) {
-      case PG_KIND_Q4: return kQ4CodeBytes + kScaleBytes * (has_minimum ? 2 : 1);
+      case PG_KIND_Q4: return kQ4CodeBytes + kScaleBytes * (has_zero_points ? 2 : 1);
       case PG_KIND_INT8: return kInt8CodeBytes + kScaleBytes;
       case PG_KIND_BF16: return kGroup * kPanel * 2;
       default: return kGroup * kPanel * 4;
@@ -64,12 +68,6 @@ inline bool is_block_format(int32_t storage) { return storage >= PG_Q4_0; }
 
 inline float f16_to_float(uint16_t x) { return _cvtsh_ss(x); }
 inline uint16_t float_to_f16(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
-
-template <class T> T read_as(const uint8_t* p) {
-  T value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
 
 // Where row `r` of a tensor lies, in the order in which rotary pairs are (i, i + head_dim / 2).
 inline int64_t source_row(const PgTensor& tensor, int64_t r) {
@@ -114,10 +112,11 @@ class GroupPacker {
 
   void put(const uint8_t* row, int64_t group, uint8_t* panel_group, int64_t column) const {
     const uint8_t* block = row + group * bytes_per_group(tensor_.storage);
-    if (linear_.kind == PG_KIND_Q4) {
-      put_words(block + (linear_.has_minimum ? 4 : 2), 4, panel_group, column, 0);
+    if (linear_.kind == PG_KIND_Q4 && linear_.has_zero_points) {
+      put_q4_1(block, panel_group, column);
+    } else if (linear_.kind == PG_KIND_Q4) {
+      put_words(block + 2, 4, panel_group, column, 0);
       std::memcpy(panel_group + kQ4CodeBytes + 2 * column, block, 2);
-      if (linear_.has_minimum) std::memcpy(panel_group + kQ4CodeBytes + kScaleBytes + 2 * column, block + 2, 2);
     } else if (linear_.kind == PG_KIND_INT8 && tensor_.storage == PG_Q8_0) {
       put_words(block + 2, 8, panel_group, column, 0x80808080u);
       std::memcpy(panel_group + kInt8CodeBytes + 2 * column, block, 2);
@@ -134,6 +133,28 @@ class GroupPacker {
       const uint32_t word = read_as<uint32_t>(codes + 4 * i) ^ flip;
       std::memcpy(panel_group + i * 128 + column * 4, &word, 4);
     }
+  }
+
+  // code * scale + minimum as scale * (code - zero point). Groups whose minimum is far from 0, measured in their scale,
+  // are rounded anew with a scale that reaches it: a constant group, say.
+  static void put_q4_1(const uint8_t* block, uint8_t* panel_group, int64_t column) {
+    const float minimum = f16_to_float(read_as<uint16_t>(block + 2));
+    uint16_t stored = read_as<uint16_t>(block);
+    const float scale = f16_to_float(stored);
+    uint8_t codes[kGroup / 2];
+    std::memcpy(codes, block + 4, sizeof codes);
+    float kept = scale;
+    if (std::fabs(minimum) > kFarthestZeroPoint * std::fabs(scale)) {
+      stored = float_to_f16(std::copysign(std::fabs(minimum) / kFarthestZeroPoint, scale));
+      kept = f16_to_float(stored);
+      const auto round_code = [&](int code) { return kept != 0 ? (int)std::nearbyint(code * scale / kept) : 0; };
+      for (uint8_t& byte : codes) byte = (uint8_t)(round_code(byte & 15) | round_code(byte >> 4) << 4);
+    }
+    const float exact = kept != 0 ? -minimum / kept * 256.0f : 0.0f;
+    const auto zero_point = (int16_t)std::nearbyint(std::min(std::max(exact, -32000.0f), 32000.0f));
+    put_words(codes, 4, panel_group, column, 0);
+    std::memcpy(panel_group + kQ4CodeBytes + 2 * column, &stored, 2);
+    std::memcpy(panel_group + kQ4CodeBytes + kScaleBytes + 2 * column, &zero_point, 2);
   }
 
   void put_numbers(const float* numbers, uint8_t* panel_group, int64_t column) const {
@@ -200,8 +221,8 @@ inline Linear pack_linear(ThreadPool& pool, PgKind kind, const PgTensor* tensors
   }
   Linear linear;
   linear.kind = kind;
-  linear.has_minimum = kind == PG_KIND_Q4 && first.storage == PG_Q4_1;
-  linear.zero_point = kind == PG_KIND_INT8 ? 128 : kind == PG_KIND_Q4 && !linear.has_minimum ? 8 : 0;
+  linear.has_zero_points = kind == PG_KIND_Q4 && first.storage == PG_Q4_1;
+  linear.zero_point = kind == PG_KIND_INT8 ? 128 : kind == PG_KIND_Q4 && !linear.has_zero_points ? 8 : 0;
   linear.num_outputs = (int64_t)first.rows * num_tensors;
   linear.num_inputs = first.columns;
   linear.num_groups = divide_up(first.columns, kGroup);

@@ -4,9 +4,12 @@
 // of the groups (int8, Q4) or of the inputs (bfloat16, float32), whatever the tile. So a sequence gets the same
 // bits alone and in any batch.
 //
-// int8 x u8: with s, m the scale and minimum of a column's group and a, u the scale of a row's group and
-// the scaled sum of its integers, a group adds (codes . integers) * (s * a) + m * u. Where codes count from a
-// zero point z, the sum of integers times -z is where the integer accumulator starts, which costs nothing.
+// With s, z the scale and zero point of a column's group and a the scale of a row's group, a group adds
+// (codes - z) . integers * (s * a). The whole part of z is subtracted from the codes, which are then signed, so the
+// integers are multiplied as 128 more than they are: the constant that this adds, -128 times the sum of a column's
+// codes, is where the integer accumulator starts, and costs nothing. What is left of z, at most half a code, times
+// the row's scaled sum, is one bfloat16 product for two groups. That spares one in eleven of the instructions that
+// take the multipliers' time. A single tile of rows works on codes as they lie: integers are exact either way.
 //
 // Four-bit codes are spread to bytes once per panel when there are rows enough to share them. While the first
 // tile of a panel is computed, the next panel is on its way from memory.
@@ -24,31 +27,63 @@ constexpr int kFloatTileRows = kIsWide ? 12 : 4;
 constexpr int kDirectRows = kInt8TileRows;  // one tile: four-bit codes are spread in registers
 constexpr int kStreamedRows = 4;               // so few that a panel is read as fast as it comes
 
-constexpr int64_t kSpreadScaleBytes = kPanel * 4;
-constexpr int64_t kSpreadGroupBytes = kInt8CodeBytes + 2 * kSpreadScaleBytes;  // codes, scales, minima
+// A spread group: signed codes, where the integer accumulators start (int32), scales (float32), and in groups with an
+// even number the rest of the zero points of this and the next (pairs of bfloat16).
+constexpr int64_t kSpreadStart = kInt8CodeBytes, kSpreadScale = kSpreadStart + kPanel * 4, kSpreadRest = kSpreadScale + kPanel * 4;
+constexpr int64_t kSpreadGroupBytes = kSpreadRest + kPanel * 4;
 
-// A panel of int8 or Q4 codes as bytes with float32 scales: what a tile of many rows reads.
-inline void spread_panel(const Linear& linear, int64_t p, uint8_t* out) {
+// Zero points of 16 columns: whole parts, and what is left of them times the scale, negative as it is subtracted.
+struct ZeroPoints {
+  Ints whole;
+  Floats rest;
+};
+
+inline ZeroPoints read_zero_points(const uint8_t* group, int half) {
+  const auto* scales = reinterpret_cast<const uint16_t*>(group + kQ4CodeBytes);
+  const Ints steps = load_int16(reinterpret_cast<const int16_t*>(scales) + kPanel + half * kLanes);
+  const Ints whole = shift_right<8>(add_ints(steps, broadcast_int(128)));
+  const Floats left = to_floats(sub_ints(shift_left<8>(whole), steps));
+  return {whole, mul(mul(left, broadcast(1.0f / 256.0f)), load_f16(scales + half * kLanes))};
+}
+
+// Put the signed codes of a group where a spread panel has them; 16 columns are every other vector.
+inline void spread_codes(const Linear& linear, const uint8_t* group, uint8_t* out) {
+  if (linear.kind == PG_KIND_INT8) {
+    const Ints flip = broadcast_int((int32_t)0x80808080u);
+    for (int64_t i = 0; i < kInt8CodeBytes; i += 64) store_ints(out + i, xor_bits(load_ints(group + i), flip));
+    return;
+  }
   const Ints low = broadcast_int(0x0f0f0f0f);
-  const uint8_t* group = linear.panel(p);
-  for (int64_t g = 0; g < linear.num_groups; g++, group += linear.group_bytes(), out += kSpreadGroupBytes) {
-    const uint8_t* scales;
-    if (linear.kind == PG_KIND_Q4) {
-      scales = group + kQ4CodeBytes;
-      for (int64_t i = 0; i < kQ4CodeBytes; i += 64) {
-        const Ints codes = load_ints(group + i);
-        store_ints(out + i, and_bits(codes, low));
-        store_ints(out + kQ4CodeBytes + i, and_bits(shift_right_16bit(codes, 4), low));
-      }
-    } else {
-      scales = group + kInt8CodeBytes;
-      for (int64_t i = 0; i < kInt8CodeBytes; i += 64) store_ints(out + i, load_ints(group + i));
+  for (int half = 0; half < 2; half++) {
+    Ints zero = broadcast_int(linear.zero_point * 0x01010101);
+    if (linear.has_zero_points) {  // the same byte for all four inputs of a column
+      const Ints whole = and_bits(read_zero_points(group, half).whole, broadcast_int(0xff));
+      zero = mul_ints(whole, broadcast_int(0x01010101));
     }
-    auto* spread = reinterpret_cast<float*>(out + kInt8CodeBytes);
+    for (int64_t i = half * 64; i < kQ4CodeBytes; i += 128) {
+      const Ints codes = load_ints(group + i);
+      store_ints(out + i, sub_bytes(and_bits(codes, low), zero));
+      store_ints(out + kQ4CodeBytes + i, sub_bytes(and_bits(shift_right_16bit(codes, 4), low), zero));
+    }
+  }
+}
+
+// A panel of int8 or Q4 codes as signed bytes: what a tile of many rows reads.
+inline void spread_panel(const Linear& linear, int64_t p, uint8_t* out) {
+  const uint8_t* group = linear.panel(p);
+  const Ints ones = broadcast_int(0x01010101);
+  for (int64_t g = 0; g < linear.num_groups; g++, group += linear.group_bytes(), out += kSpreadGroupBytes) {
+    spread_codes(linear, group, out);
+    const uint8_t* scales = group + (linear.kind == PG_KIND_Q4 ? kQ4CodeBytes : kInt8CodeBytes);
     for (int half = 0; half < 2; half++) {
-      const auto* f16 = reinterpret_cast<const uint16_t*>(scales) + half * kLanes;
-      store(spread + half * kLanes, load_f16(f16));
-      if (linear.has_minimum) store(spread + kPanel + half * kLanes, load_f16(f16 + kPanel));
+      Ints sum = broadcast_int(0);
+      for (int step = 0; step < 8; step++) sum = dot_u8_s8(sum, ones, load_ints(out + step * 128 + half * 64));
+      store_ints(out + kSpreadStart + half * 64, sub_ints(broadcast_int(0), shift_left<7>(sum)));
+      store(reinterpret_cast<float*>(out + kSpreadScale) + half * kLanes, load_f16(reinterpret_cast<const uint16_t*>(scales) + half * kLanes));
+      if (!linear.has_zero_points || g % 2 == 1) continue;
+      const bool is_last = g + 1 == linear.num_groups;
+      const Floats next = is_last ? broadcast(0.0f) : read_zero_points(group + linear.group_bytes(), half).rest;
+      store_ints(out + kSpreadRest + half * 64, bf16_pairs(read_zero_points(group, half).rest, next));
     }
   }
 }
@@ -62,113 +97,157 @@ struct Ahead {
   }
 };
 
-inline Ints broadcast_word(const int8_t* p) { return broadcast_int(read_as<int32_t>(reinterpret_cast<const uint8_t*>(p))); }
+inline Ints broadcast_word(const void* p) { return broadcast_int(read_as<int32_t>(static_cast<const uint8_t*>(p))); }
+
+// R rows of integers.
+struct IntegerRows {
+  const int8_t* integers;
+  const uint8_t* shifted;  // 128 more
+  const int32_t* sums;     // (rows, num_groups)
+  int64_t stride, num_groups;
+};
 
 // Reads a panel that `spread_panel` made.
 struct SpreadPanel {
+  const Linear& linear;
   const uint8_t* data;
-  static constexpr int kStepInputs = 4;
   const uint8_t* group(int64_t g) const { return data + g * kSpreadGroupBytes; }
+
   template <int R>
-  static inline void add_codes(const uint8_t* group, const int8_t* a, int64_t stride, Ints (&acc)[R][2]) {
+  void multiply(const IntegerRows& rows, int64_t g, Ints (&acc)[R][2]) const {
+    const uint8_t *codes = group(g), *a = rows.shifted + g * kGroup;
+    const Ints start0 = load_ints(codes + kSpreadStart), start1 = load_ints(codes + kSpreadStart + 64);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      acc[r][0] = start0;
+      acc[r][1] = start1;
+    }
 #pragma GCC unroll 8
     for (int step = 0; step < 8; step++) {
-      const Ints b0 = load_ints(group + step * 128), b1 = load_ints(group + step * 128 + 64);
+      const Ints b0 = load_ints(codes + step * 128), b1 = load_ints(codes + step * 128 + 64);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        const Ints word = broadcast_word(a + r * stride + step * 4);
+        const Ints word = broadcast_word(a + r * rows.stride + step * 4);
+        acc[r][0] = dot_u8_s8(acc[r][0], word, b0);
+        acc[r][1] = dot_u8_s8(acc[r][1], word, b1);
+      }
+    }
+  }
+  Floats scale(int64_t g, int half) const {
+    return load(reinterpret_cast<const float*>(group(g) + kSpreadScale) + half * kLanes);
+  }
+  Ints rest(int64_t g, int half) const { return load_ints(group(g) + kSpreadRest + half * 64); }
+};
+
+// Reads a panel of int8 codes where it lies.
+struct Int8Panel {
+  const Linear& linear;
+  const uint8_t* data;
+  const uint8_t* group(int64_t g) const { return data + g * (kInt8CodeBytes + kScaleBytes); }
+
+  template <int R>
+  void multiply(const IntegerRows& rows, int64_t g, Ints (&acc)[R][2]) const {
+    const uint8_t* codes = group(g);
+    const int8_t* a = rows.integers + g * kGroup;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = broadcast_int(-128 * rows.sums[r * rows.num_groups + g]);
+#pragma GCC unroll 8
+    for (int step = 0; step < 8; step++) {
+      const Ints b0 = load_ints(codes + step * 128), b1 = load_ints(codes + step * 128 + 64);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const Ints word = broadcast_word(a + r * rows.stride + step * 4);
         acc[r][0] = dot_u8_s8(acc[r][0], b0, word);
         acc[r][1] = dot_u8_s8(acc[r][1], b1, word);
       }
     }
   }
-  static inline Floats scale(const uint8_t* group, int half) {
-    return load(reinterpret_cast<const float*>(group + kInt8CodeBytes) + half * kLanes);
+  Floats scale(int64_t g, int half) const {
+    return load_f16(reinterpret_cast<const uint16_t*>(group(g) + kInt8CodeBytes) + half * kLanes);
   }
-  static inline Floats minimum(const uint8_t* group, int half) {
-    return load(reinterpret_cast<const float*>(group + kInt8CodeBytes) + kPanel + half * kLanes);
-  }
-};
-
-// Reads a panel of int8 codes where it lies.
-struct Int8Panel {
-  const uint8_t* data;
-  const uint8_t* group(int64_t g) const { return data + g * (kInt8CodeBytes + kScaleBytes); }
-  template <int R>
-  static inline void add_codes(const uint8_t* group, const int8_t* a, int64_t stride, Ints (&acc)[R][2]) {
-    SpreadPanel::add_codes<R>(group, a, stride, acc);
-  }
-  static inline Floats scale(const uint8_t* group, int half) {
-    return load_f16(reinterpret_cast<const uint16_t*>(group + kInt8CodeBytes) + half * kLanes);
-  }
-  static inline Floats minimum(const uint8_t*, int) { return broadcast(0.0f); }
+  Ints rest(int64_t, int) const { return broadcast_int(0); }
 };
 
 // Reads a panel of four-bit codes where it lies.
-template <bool HasMinimum>
+template <bool HasZeroPoints>
 struct Q4Panel {
+  const Linear& linear;
   const uint8_t* data;
-  const uint8_t* group(int64_t g) const { return data + g * (kQ4CodeBytes + kScaleBytes * (HasMinimum ? 2 : 1)); }
+  const uint8_t* group(int64_t g) const { return data + g * (kQ4CodeBytes + kScaleBytes * (HasZeroPoints ? 2 : 1)); }
+
   template <int R>
-  static inline void add_codes(const uint8_t* group, const int8_t* a, int64_t stride, Ints (&acc)[R][2]) {
+  void multiply(const IntegerRows& rows, int64_t g, Ints (&acc)[R][2]) const {
+    const uint8_t* codes = group(g);
+    const int8_t* a = rows.integers + g * kGroup;
     const Ints low = broadcast_int(0x0f0f0f0f);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      acc[r][0] = acc[r][1] = broadcast_int(HasZeroPoints ? 0 : -linear.zero_point * rows.sums[r * rows.num_groups + g]);
+    }
 #pragma GCC unroll 4
     for (int step = 0; step < 4; step++) {
-      const Ints c0 = load_ints(group + step * 128), c1 = load_ints(group + step * 128 + 64);
+      const Ints c0 = load_ints(codes + step * 128), c1 = load_ints(codes + step * 128 + 64);
       const Ints l0 = and_bits(c0, low), l1 = and_bits(c1, low);
       const Ints h0 = and_bits(shift_right_16bit(c0, 4), low), h1 = and_bits(shift_right_16bit(c1, 4), low);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        const Ints first = broadcast_word(a + r * stride + step * 4), second = broadcast_word(a + r * stride + 16 + step * 4);
+        const Ints first = broadcast_word(a + r * rows.stride + step * 4);
+        const Ints second = broadcast_word(a + r * rows.stride + 16 + step * 4);
         acc[r][0] = dot_u8_s8(dot_u8_s8(acc[r][0], l0, first), h0, second);
         acc[r][1] = dot_u8_s8(dot_u8_s8(acc[r][1], l1, first), h1, second);
       }
     }
+    if constexpr (HasZeroPoints) {
+      const Ints z0 = read_zero_points(codes, 0).whole, z1 = read_zero_points(codes, 1).whole;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const Ints sum = broadcast_int(rows.sums[r * rows.num_groups + g]);
+        acc[r][0] = sub_ints(acc[r][0], mul_ints(z0, sum));
+        acc[r][1] = sub_ints(acc[r][1], mul_ints(z1, sum));
+      }
+    }
   }
-  static inline Floats scale(const uint8_t* group, int half) {
-    return load_f16(reinterpret_cast<const uint16_t*>(group + kQ4CodeBytes) + half * kLanes);
+  Floats scale(int64_t g, int half) const {
+    return load_f16(reinterpret_cast<const uint16_t*>(group(g) + kQ4CodeBytes) + half * kLanes);
   }
-  static inline Floats minimum(const uint8_t* group, int half) {
-    return load_f16(reinterpret_cast<const uint16_t*>(group + kQ4CodeBytes + kScaleBytes) + half * kLanes);
+  Ints rest(int64_t g, int half) const {
+    const Floats next = g + 1 < linear.num_groups ? read_zero_points(group(g + 1), half).rest : broadcast(0.0f);
+    return bf16_pairs(read_zero_points(group(g), half).rest, next);
   }
 };
 
 // The tile of R rows from `row` on of an int8 product; sink(row, half, sums) takes 16 columns of one row.
-template <int R, bool HasMinimum, class Panel, class Sink>
-inline void int8_tile(const Activations& x, int64_t row, const Panel& panel, const Linear& linear, const Ahead& ahead, const Sink& sink) {
-  const int64_t num_groups = linear.num_groups;
-  const int32_t zero_point = linear.zero_point;
-  const int64_t stride = x.width();
-  const int8_t* a = x.row<int8_t>(row);
+template <int R, bool HasZeroPoints, class Panel, class Sink>
+inline void int8_tile(const Activations& x, int64_t row, const Panel& panel, const Ahead& ahead, const Sink& sink) {
+  const int64_t num_groups = panel.linear.num_groups, sums_stride = x.num_pairs() * 2;
+  const IntegerRows rows{x.row<int8_t>(row), x.shifted_row(row), x.sums(row), x.width(), num_groups};
   const float* scales = x.scales(row);
-  const float* scaled_sums = x.scaled_sums(row);
-  const int32_t* sums = x.sums(row);
+  const uint16_t* scaled_sums = x.scaled_sums(row);
   Floats total[R][2];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = broadcast(0.0f);
-  for (int64_t g = 0; g < num_groups; g++) {
-    const uint8_t* group = panel.group(g);
+  const auto add_group = [&](int64_t g) {
     ahead.fetch(g);
     Ints acc[R][2];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      acc[r][0] = acc[r][1] = broadcast_int(HasMinimum ? 0 : -zero_point * sums[r * num_groups + g]);
-    }
-    Panel::template add_codes<R>(group, a + g * kGroup, stride, acc);
-    const Floats s0 = Panel::scale(group, 0), s1 = Panel::scale(group, 1);
+    panel.template multiply<R>(rows, g, acc);
+    const Floats s0 = panel.scale(g, 0), s1 = panel.scale(g, 1);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const Floats scale = broadcast(scales[r * num_groups + g]);
       total[r][0] = fma(to_floats(acc[r][0]), mul(s0, scale), total[r][0]);
       total[r][1] = fma(to_floats(acc[r][1]), mul(s1, scale), total[r][1]);
     }
-    if (HasMinimum) {
-      const Floats m0 = Panel::minimum(group, 0), m1 = Panel::minimum(group, 1);
+  };
+  for (int64_t g = 0; g < num_groups; g += 2) {
+    add_group(g);
+    if (g + 1 < num_groups) add_group(g + 1);
+    if constexpr (HasZeroPoints) {
+      const Ints rest0 = panel.rest(g, 0), rest1 = panel.rest(g, 1);
 #pragma GCC unroll 8
       for (int r = 0; r < R; r++) {
-        const Floats sum = broadcast(scaled_sums[r * num_groups + g]);
-        total[r][0] = fma(m0, sum, total[r][0]);
-        total[r][1] = fma(m1, sum, total[r][1]);
+        const Ints sums = broadcast_word(scaled_sums + r * sums_stride + g);
+        total[r][0] = dot_bf16(total[r][0], rest0, sums);
+        total[r][1] = dot_bf16(total[r][1], rest1, sums);
       }
     }
   }
@@ -217,26 +296,36 @@ inline void float_tile(const Activations& x, int64_t row, const uint8_t* panel, 
   }
 }
 
-// Call tile.template run<R>(row) for all rows in [first, last): tiles of MaxRows, then one of what is left.
+// Call tile.run<R>(row) with R in [1, MaxRows] for `size` rows.
 template <int MaxRows, class Tile>
-inline void for_tiles(int64_t first, int64_t last, const Tile& tile) {
-  int64_t row = first;
-  for (; row + MaxRows <= last; row += MaxRows) tile.template run<MaxRows>(row);
-  if constexpr (MaxRows > 1) {
-    if (row < last) for_tiles<MaxRows - 1>(row, last, tile);
+inline void run_tile(int64_t row, int64_t size, const Tile& tile) {
+  if (size == MaxRows) {
+    tile.template run<MaxRows>(row);
+  } else if constexpr (MaxRows > 1) {
+    run_tile<MaxRows - 1>(row, size, tile);
   }
 }
 
-template <bool HasMinimum, class Panel, class Sink>
+// Cut rows [first, last) into as few tiles as there must be, of about equal heights: flat ones are slow.
+template <int MaxRows, class Tile>
+inline void for_tiles(int64_t first, int64_t last, const Tile& tile) {
+  const int64_t count = last - first, num_tiles = divide_up(count, MaxRows);
+  for (int64_t t = 0, row = first; t < num_tiles; t++) {
+    const int64_t end = first + count * (t + 1) / num_tiles;
+    run_tile<MaxRows>(row, end - row, tile);
+    row = end;
+  }
+}
+
+template <bool HasZeroPoints, class Panel, class Sink>
 struct Int8Tile {
   const Activations& x;
   const Panel& panel;
-  const Linear& linear;
   Ahead ahead;
   int64_t first;
   const Sink& sink;
   template <int R> void run(int64_t row) const {
-    int8_tile<R, HasMinimum>(x, row, panel, linear, row == first ? ahead : Ahead{}, sink);
+    int8_tile<R, HasZeroPoints>(x, row, panel, row == first ? ahead : Ahead{}, sink);
   }
 };
 
@@ -251,32 +340,35 @@ struct FloatTile {
   }
 };
 
-template <bool HasMinimum, class Panel, class Sink>
-void run_int8_tiles(const Activations& x, int64_t first, int64_t last, const Panel& panel, const Linear& linear, int64_t p, const Sink& sink) {
+template <bool HasZeroPoints, class Panel, class Sink>
+void run_int8_tiles(const Activations& x, int64_t first, int64_t last, const Panel& panel, int64_t next, const Sink& sink) {
+  const Linear& linear = panel.linear;
   Ahead ahead;  // with few rows the memory is all there is to wait for, and reads in order need no help
-  if (last - first > kStreamedRows && p + 1 < linear.num_panels) ahead = {linear.panel(p + 1), linear.group_bytes()};
-  for_tiles<kInt8TileRows>(first, last, Int8Tile<HasMinimum, Panel, Sink>{x, panel, linear, ahead, first, sink});
+  if (last - first > kStreamedRows && next < linear.num_panels) ahead = {linear.panel(next), linear.group_bytes()};
+  for_tiles<kInt8TileRows>(first, last, Int8Tile<HasZeroPoints, Panel, Sink>{x, panel, ahead, first, sink});
 }
 
-// Rows [first, last) of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row.
+// Rows [first, last) of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row. `next`: the
+// panel that this thread probably takes then.
 // `scratch`: num_groups * kSpreadGroupBytes bytes of the thread's own.
 template <class Sink>
-void multiply_panel(const Activations& x, int64_t first, int64_t last, const Linear& linear, int64_t p, uint8_t* scratch, const Sink& sink) {
+void multiply_panel(const Activations& x, int64_t first, int64_t last, const Linear& linear, int64_t p, int64_t next, uint8_t* scratch,
+                    const Sink& sink) {
   if (linear.kind == PG_KIND_BF16) {
     for_tiles<kFloatTileRows>(first, last, FloatTile<true, Sink>{x, linear, p, sink});
   } else if (linear.kind == PG_KIND_F32) {
     for_tiles<kFloatTileRows>(first, last, FloatTile<false, Sink>{x, linear, p, sink});
   } else if (last - first > kDirectRows) {
     spread_panel(linear, p, scratch);
-    const SpreadPanel panel{scratch};
-    if (linear.has_minimum) run_int8_tiles<true>(x, first, last, panel, linear, p, sink);
-    else run_int8_tiles<false>(x, first, last, panel, linear, p, sink);
+    const SpreadPanel panel{linear, scratch};
+    if (linear.has_zero_points) run_int8_tiles<true>(x, first, last, panel, next, sink);
+    else run_int8_tiles<false>(x, first, last, panel, next, sink);
   } else if (linear.kind == PG_KIND_INT8) {
-    run_int8_tiles<false>(x, first, last, Int8Panel{linear.panel(p)}, linear, p, sink);
-  } else if (linear.has_minimum) {
-    run_int8_tiles<true>(x, first, last, Q4Panel<true>{linear.panel(p)}, linear, p, sink);
+    run_int8_tiles<false>(x, first, last, Int8Panel{linear, linear.panel(p)}, next, sink);
+  } else if (linear.has_zero_points) {
+    run_int8_tiles<true>(x, first, last, Q4Panel<true>{linear, linear.panel(p)}, next, sink);
   } else {
-    run_int8_tiles<false>(x, first, last, Q4Panel<false>{linear.panel(p)}, linear, p, sink);
+    run_int8_tiles<false>(x, first, last, Q4Panel<false>{linear, linear.panel(p)}, next, sink);
   }
 }
 
@@ -294,9 +386,9 @@ inline void read_output(const Linear& linear, int64_t output, float* out) {
       } else {
         const auto* scales = reinterpret_cast<const uint16_t*>(group + kQ4CodeBytes);
         const uint8_t byte = group[i % 16 / 4 * 128 + column * 4 + i % 4];
-        const float code = (float)((i < 16 ? byte & 15 : byte >> 4) - linear.zero_point);
-        out[i] = code * f16_to_float(scales[column]);
-        if (linear.has_minimum) out[i] += f16_to_float(scales[kPanel + column]);
+        const auto* zero_points = reinterpret_cast<const int16_t*>(scales + kPanel);
+        const float zero_point = linear.has_zero_points ? zero_points[column] / 256.0f : (float)linear.zero_point;
+        out[i] = ((float)(i < 16 ? byte & 15 : byte >> 4) - zero_point) * f16_to_float(scales[column]);
       }
     }
   }

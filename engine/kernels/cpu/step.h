@@ -87,6 +87,8 @@ class Step {
 
   void compute();
   void embed();
+  int64_t piece_of(int64_t num_panels, int64_t num_rows) const;
+  int64_t next_panel(int64_t p, int64_t last) const;
   template <class Put>
   void round_rows(const Active& active, const Put& put);
   const Activations& normalise(const Active& active, const float* weight);

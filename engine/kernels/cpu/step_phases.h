@@ -72,9 +72,15 @@ inline Step::Active Step::keep_wanted() {
   return {(int64_t)wanted_.size(), wanted_hidden_.data()};
 }
 
-// Panels that a thread takes at a time: adjacent ones are one stream of memory.
-inline int64_t piece_of(int64_t num_panels, int num_threads) {
-  return std::max<int64_t>(1, num_panels / (4 * num_threads));
+// Panels that a thread takes at a time. With few rows a panel is read as fast as it comes, and adjacent ones are one
+// stream of memory; with many, single panels are shared out more evenly.
+inline int64_t Step::piece_of(int64_t num_panels, int64_t num_rows) const {
+  return num_rows > kStreamedRows ? 1 : std::max<int64_t>(1, num_panels / (4 * config_.num_threads));
+}
+
+// What the thread that computes panel `p` of a piece that ends at `last` probably computes next.
+inline int64_t Step::next_panel(int64_t p, int64_t last) const {
+  return p + 1 < last ? p + 1 : p + config_.num_threads;
 }
 
 inline void Step::compute_qkv(const Active& active, const Activations& x, const Layer& layer) {
@@ -83,14 +89,14 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
     float* out;
   } parts[] = {{layer.q, q_.data()}, {layer.k, k_.data()}, {layer.v, v_.data()}};
   const int64_t num_panels = layer.q.num_panels + layer.k.num_panels + layer.v.num_panels;
-  model_.pool().parallel(num_panels, piece_of(num_panels, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+  model_.pool().parallel(num_panels, piece_of(num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
     for (int64_t panel = first; panel < last; panel++) {
       int64_t p = panel;
       int part = 0;
       while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
       const Linear& linear = parts[part].linear;
       float* out = parts[part].out;
-      multiply_panel(x, 0, active.num_rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+      multiply_panel(x, 0, active.num_rows, linear, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
         const int64_t column = p * kPanel + half * kLanes;
         store(out + row * linear.width() + column, linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
       });
@@ -103,6 +109,12 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
 inline void Step::store_rows(int layer, bool is_last) {
   const HeadNorms norms = model_.layer(layer).head_norms(config_.rms_norm_eps);
   model_.pool().parallel(num_rows_, kElementPiece, [&](int64_t first, int64_t last, int) {
+    for (int64_t r = first; r < last; r++) {
+      const int offset = rows_.positions[(size_t)r] % model_.cache().block_size();
+      // The next token of a sequence goes to the same lines, until its tile is full.
+      const bool is_new = r == first || rows_.sequences[(size_t)r] != rows_.sequences[(size_t)r - 1] || offset % kTile == 0;
+      if (is_new) model_.cache().fetch(layer, blocks_[(size_t)r], offset);
+    }
     for (int64_t r = first; r < last; r++) {
       const int position = rows_.positions[(size_t)r];
       const int64_t to = is_last ? wanted_at_[(size_t)r] : r;
@@ -118,9 +130,9 @@ inline void Step::store_rows(int layer, bool is_last) {
 // Add a product to the residual stream.
 inline void Step::add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase) {
   const int64_t width = model_.hidden_width();
-  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
-      multiply_panel(x, 0, active.num_rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+      multiply_panel(x, 0, active.num_rows, linear, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
         const int64_t column = p * kPanel + half * kLanes;
         float* at = active.hidden + row * width + column;
         if (!linear.bias.empty()) sums = add(sums, load(linear.bias.data() + column));
@@ -134,11 +146,12 @@ inline void Step::add_product(const Active& active, const Activations& x, const 
 // silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group.
 inline void Step::compute_gate_up(const Active& active, const Activations& x, const Linear& linear) {
   const int64_t num_pairs = linear.num_panels / 2;
-  model_.pool().parallel(num_pairs, piece_of(num_pairs, config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+  model_.pool().parallel(num_pairs, piece_of(num_pairs, active.num_rows), [&](int64_t first, int64_t last, int thread) {
     float* gated = gated_[(size_t)thread].data();
     for (int64_t pair = first; pair < last; pair++) {
       for (int64_t side = 0; side < 2; side++) {
-        multiply_panel(x, 0, active.num_rows, linear, 2 * pair + side, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        const int64_t p = 2 * pair + side, next = side == 0 ? p + 1 : 2 * next_panel(pair, last);
+        multiply_panel(x, 0, active.num_rows, linear, p, next, spread_of(thread), [&](int64_t row, int half, Floats sums) {
           float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
           store(at, half == 0 ? silu(sums) : mul(load(at), sums));
         });
@@ -158,9 +171,9 @@ inline void Step::compute_head(const Activations& x) {
   if (!writes_logits_) {
     for (size_t i = 0; i < wanted_.size() * (size_t)config_.num_threads; i++) best_[i] = {none, broadcast_int(0), broadcast(0.0f)};
   }
-  model_.pool().parallel(head.num_panels, piece_of(head.num_panels, 4 * config_.num_threads), [&](int64_t first, int64_t last, int thread) {
+  model_.pool().parallel(head.num_panels, 8, [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
-      multiply_panel(x, 0, (int64_t)wanted_.size(), head, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+      multiply_panel(x, 0, (int64_t)wanted_.size(), head, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
         const int64_t column = p * kPanel + half * kLanes;
         if (writes_logits_) {
           store(logits_.data() + row * head.width() + column, sums);

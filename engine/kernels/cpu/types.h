@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -20,6 +21,12 @@ struct BadArgument : std::runtime_error {
 
 inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+template <class T> T read_as(const uint8_t* p) {
+  T value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
 
 // Memory that starts on a cache line (2 MiB and huge pages for large ones), zeroed by the system when first used.
 class Memory {
