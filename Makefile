@@ -33,6 +33,7 @@ test: check model kernels browser ## the checks and the whole test suite, as CI 
 check: $(DEV) ## lint, format, types, import rules, lengths, vendored files, docs/structure.md
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(VENV)/bin/clang-format --dry-run --Werror engine/kernels/cpu/*.h engine/kernels/cpu/*.cpp
 	@$(PY) -m mypy
 	@$(VENV)/bin/lint-imports --no-logo
 	@$(PY) scripts/check_lengths.py
@@ -45,6 +46,7 @@ fast: $(DEV) ## only the tests that need no model, no server and no browser
 format: $(DEV) ## format the code, apply the safe lint fixes, refresh docs/structure.md
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+	@$(VENV)/bin/clang-format -i engine/kernels/cpu/*.h engine/kernels/cpu/*.cpp
 	@$(PY) scripts/make_structure.py
 
 bench: $(DEV) model kernels ## measure start-up, throughput, latency, quality, recording and history on this machine

@@ -37,8 +37,14 @@ class Activations {
 
   Number number() const { return number_; }
   int64_t width() const { return width_; }
-  template <class T> T* row(int64_t r) { return reinterpret_cast<T*>(data_.data()) + r * width_; }
-  template <class T> const T* row(int64_t r) const { return reinterpret_cast<const T*>(data_.data()) + r * width_; }
+  template <class T>
+  T* row(int64_t r) {
+    return reinterpret_cast<T*>(data_.data()) + r * width_;
+  }
+  template <class T>
+  const T* row(int64_t r) const {
+    return reinterpret_cast<const T*>(data_.data()) + r * width_;
+  }
   const float* scales(int64_t r) const { return scales_.data() + r * (width_ / kGroup); }
   const uint8_t* shifted_row(int64_t r) const { return shifted_.data() + r * width_; }
   int64_t num_pairs() const { return divide_up(width_, 2 * kGroup); }
@@ -119,8 +125,6 @@ inline void normalise_row(const float* x, const float* weight, int64_t size, flo
 }
 
 // x / (1 + e^-x)
-inline Floats silu(Floats x) {
-  return div(x, add(broadcast(1.0f), exp(sub(broadcast(0.0f), x))));
-}
+inline Floats silu(Floats x) { return div(x, add(broadcast(1.0f), exp(sub(broadcast(0.0f), x)))); }
 
 }  // namespace pageglass

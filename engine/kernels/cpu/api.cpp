@@ -125,7 +125,7 @@ void pg_phase_ns(const void* model, int64_t* nanoseconds) {
 }
 
 int pg_sample(const float* logits, int32_t rows, int32_t vocab_size, const uint8_t* wants, const float* temperatures,
-              const int32_t* top_ks, const float* top_ps, const double* uniforms, int32_t* next_token_ids,
+              const int32_t* top_ks, const double* top_ps, const double* uniforms, int32_t* next_token_ids,
               int32_t num_threads, PgError* error) {
   return guarded(error, [&] {
     sample_rows(logits, {rows, vocab_size, wants, temperatures, top_ks, top_ps, uniforms}, next_token_ids, num_threads);

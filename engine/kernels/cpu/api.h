@@ -16,10 +16,10 @@ typedef struct {
 
 typedef struct {
   int32_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
-  int32_t num_positions;                // rotary tables and sequences end here
-  int32_t block_size, num_blocks;       // tokens per KV block; blocks in the pool
-  int32_t kv_type;                      // 0 bfloat16, 1 int8
-  int32_t number_type;                  // what activations are multiplied as: 0 int8 (q4, int8), 1 bfloat16, 2 float32
+  int32_t num_positions;           // rotary tables and sequences end here
+  int32_t block_size, num_blocks;  // tokens per KV block; blocks in the pool
+  int32_t kv_type;                 // 0 bfloat16, 1 int8
+  int32_t number_type;             // what activations are multiplied as: 0 int8 (q4, int8), 1 bfloat16, 2 float32
   int32_t num_threads;
   float rms_norm_eps;
 } PgConfig;
@@ -38,13 +38,20 @@ enum PgLinear { PG_Q = 0, PG_K = 1, PG_V = 2, PG_O = 3, PG_GATE_UP = 4, PG_DOWN 
 
 // Vectors of float32. Biases and q/k norms are optional. FINAL_NORM belongs to layer 0.
 enum PgVector {
-  PG_ATTN_NORM = 0, PG_MLP_NORM = 1, PG_Q_NORM = 2, PG_K_NORM = 3,
-  PG_Q_BIAS = 4, PG_K_BIAS = 5, PG_V_BIAS = 6, PG_O_BIAS = 7, PG_FINAL_NORM = 8
+  PG_ATTN_NORM = 0,
+  PG_MLP_NORM = 1,
+  PG_Q_NORM = 2,
+  PG_K_NORM = 3,
+  PG_Q_BIAS = 4,
+  PG_K_BIAS = 5,
+  PG_V_BIAS = 6,
+  PG_O_BIAS = 7,
+  PG_FINAL_NORM = 8
 };
 
 typedef struct {
   const void* data;
-  int32_t storage;       // PgStorage
+  int32_t storage;  // PgStorage
   int32_t rows, columns;
   int32_t rotary_heads;  // 0, or: rows of so many heads whose rotary pairs are interleaved (2 i, 2 i + 1); they
                          // are put into the order (i, i + head_dim / 2). Also for a bias (columns = 1).
@@ -64,7 +71,7 @@ typedef struct {
   const uint8_t* wants;           // PgWant: whether the last token's successor is wanted, and how
   const float* temperatures;      // above 0, for PG_DRAW
   const int32_t* top_ks;          // 0: off
-  const float* top_ps;            // 1: off
+  const double* top_ps;           // 1: off
   const double* uniforms;         // in [0, 1): decides what is drawn
   int32_t want_all_logits;        // 1: logits of every token, not only of the wanted last ones
   float* logits;                  // NULL, or room for (wanted or all tokens, vocab_size), in the order of the rows
@@ -76,10 +83,13 @@ const char* pg_isa(void);  // "avx512", "avx512vnni", "avx2vnni" or "avx2": what
 
 void* pg_create(const PgConfig* config, PgError* error);  // NULL on failure
 void pg_destroy(void* model);
-int pg_set_linear(void* model, int32_t layer, int32_t which, int32_t kind, const PgTensor* tensors, int32_t num_tensors, PgError* error);
+int pg_set_linear(void* model, int32_t layer, int32_t which, int32_t kind, const PgTensor* tensors, int32_t num_tensors,
+                  PgError* error);
 int pg_set_vector(void* model, int32_t layer, int32_t which, const PgTensor* values, PgError* error);  // F32 only
-int pg_set_rotary(void* model, const float* cosines, const float* sines, PgError* error);  // (num_positions, head_dim / 2) each
-int pg_finish(void* model, PgError* error);  // checks that all weights are there, allocates the KV pool (pages are taken when used)
+int pg_set_rotary(void* model, const float* cosines, const float* sines,
+                  PgError* error);  // (num_positions, head_dim / 2) each
+int pg_finish(void* model,
+              PgError* error);  // checks that all weights are there, allocates the KV pool (pages are taken when used)
 int pg_step(void* model, PgBatch* batch, PgError* error);
 int64_t pg_weight_bytes(const void* model);
 int64_t pg_kv_bytes_per_block(const PgConfig* config);  // over all layers
@@ -89,7 +99,7 @@ int64_t pg_kv_bytes(const void* model);
 void pg_phase_ns(const void* model, int64_t* nanoseconds);
 // Sampling alone, of logits (rows, vocab_size); `wants` and what follows are per row, as in PgBatch.
 int pg_sample(const float* logits, int32_t rows, int32_t vocab_size, const uint8_t* wants, const float* temperatures,
-              const int32_t* top_ks, const float* top_ps, const double* uniforms, int32_t* next_token_ids,
+              const int32_t* top_ks, const double* top_ps, const double* uniforms, int32_t* next_token_ids,
               int32_t num_threads, PgError* error);
 void* pg_kv_data(void* model);  // the pool: (blocks, layers, kv_heads, bytes of one head of one block)
 }

@@ -55,7 +55,8 @@ class Attention {
   // One thread's working memory.
   struct Scratch {
     Scratch(const KvCache& cache, int max_rows)
-        : reader(cache), visible((size_t)max_rows),
+        : reader(cache),
+          visible((size_t)max_rows),
           memory(round_up(max_rows, kLanes) * (cache.head_dim() * 8 + kQueryStride * 2 + 16) +
                  kMaxTileRows * kPartition * 6) {
       const int64_t room = round_up(max_rows, kLanes);
@@ -72,11 +73,11 @@ class Attention {
     TileReader reader;
     Tiles ahead{};
     std::vector<RowTile> row_tiles;
-    std::vector<int> visible;            // keys of the partition that an entry sees
+    std::vector<int> visible;  // keys of the partition that an entry sees
     Memory memory;
     Softmax softmax{}, total_softmax{};  // of the rows in the partition, in all so far
-    float *scores, *sums, *totals;  // (kMaxTileRows, kPartition), (rows, head_dim) of the partition, of all so far
-    uint16_t *weights, *queries;    // (kMaxTileRows, kPartition), (rows, kQueryStride)
+    float *scores, *sums, *totals;       // (kMaxTileRows, kPartition), (rows, head_dim) of the partition, of all so far
+    uint16_t *weights, *queries;         // (kMaxTileRows, kPartition), (rows, kQueryStride)
   };
 
   // What one thread computes at a time: an item and a kv head.
@@ -184,8 +185,12 @@ class Attention {
     }
     compute_weights({scratch.scores, scratch.weights, num_visible, scratch.reader.scales(), softmax.from(rows.first)},
                     rows.num_rows);
-    ValueTask task{scratch.weights, scratch.reader.values().data(),
-                   fetches && ahead != nullptr ? ahead->data() : nullptr, head_dim_, 0, (rows.num_visible + 1) / 2,
+    ValueTask task{scratch.weights,
+                   scratch.reader.values().data(),
+                   fetches && ahead != nullptr ? ahead->data() : nullptr,
+                   head_dim_,
+                   0,
+                   (rows.num_visible + 1) / 2,
                    sums + (int64_t)rows.first * head_dim_};
     for (; task.first_dim < head_dim_; task.first_dim += kMaxTileVectors * kLanes) {
       add_values(task, rows.num_rows, std::min(kMaxTileVectors, (head_dim_ - task.first_dim) / kLanes));
@@ -194,7 +199,7 @@ class Attention {
 
   void compute_scores_of(const RowTile& rows, bool fetches_values, Scratch& scratch) const {
     const int num_tiles = (rows.num_visible + kTile - 1) / kTile;
-    const uint16_t* const *keys = scratch.reader.keys().data(), *const *values = scratch.reader.values().data();
+    const uint16_t *const *keys = scratch.reader.keys().data(), *const *values = scratch.reader.values().data();
     for (int first = 0; first < num_tiles; first += kMaxTileVectors) {
       compute_scores({scratch.queries + (int64_t)rows.first * kQueryStride, keys + first,
                       fetches_values ? values + first : nullptr, head_dim_, scratch.scores + first * kTile},

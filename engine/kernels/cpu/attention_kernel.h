@@ -184,8 +184,8 @@ struct Softmax {
 
 // The rows of a register tile.
 struct WeightTask {
-  float* scores;      // (rows, kPartition), scaled in place
-  uint16_t* weights;  // (rows, kPartition)
+  float* scores;           // (rows, kPartition), scaled in place
+  uint16_t* weights;       // (rows, kPartition)
   const int* num_visible;  // (rows) keys from the first on
   TokenScales scales;
   Softmax softmax;

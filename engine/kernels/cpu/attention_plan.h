@@ -31,11 +31,11 @@ struct AttentionEntry {
 
 struct AttentionItem {
   int first_entry, num_entries;
-  const int32_t* table;                   // the blocks of a sequence, from its beginning
-  int first_partition, last_partition;    // [first, last)
-  int max_length;                         // of its rows
-  bool is_whole;                          // covers all partitions of its rows: nothing is left to combine
-  int64_t cost;                           // of one kv head, in pairs of a query and a key
+  const int32_t* table;                 // the blocks of a sequence, from its beginning
+  int first_partition, last_partition;  // [first, last)
+  int max_length;                       // of its rows
+  bool is_whole;                        // covers all partitions of its rows: nothing is left to combine
+  int64_t cost;                         // of one kv head, in pairs of a query and a key
 };
 
 // A row whose partitions were computed by several items.
@@ -53,7 +53,8 @@ struct PartialResult {
 class AttentionPlan {
  public:
   explicit AttentionPlan(const AttentionShape& shape)
-      : shape_(shape), group_(shape.num_heads / shape.num_kv_heads),
+      : shape_(shape),
+        group_(shape.num_heads / shape.num_kv_heads),
         entries_per_item_(std::max(1, kRowsPerItem / group_)) {}
 
   // Queries (tokens times heads of a group) of an item: as many as share a pass over keys, while their scores stay
@@ -93,7 +94,7 @@ class AttentionPlan {
   struct Run {
     int first_row, num_rows, first_length;  // length that the first row sees; each further row sees one more
     const int32_t* table;
-    int first_own_partition;                // those before are computed with other sequences
+    int first_own_partition;  // those before are computed with other sequences
     int last_length() const { return first_length + num_rows - 1; }
     int num_full_partitions() const { return first_length / kPartition; }  // that all its rows see in full
   };

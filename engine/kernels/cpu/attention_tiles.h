@@ -31,7 +31,8 @@ struct CachedHead {
 class TileReader {
  public:
   explicit TileReader(const KvCache& cache)
-      : cache_(cache), head_dim_(cache.head_dim()),
+      : cache_(cache),
+        head_dim_(cache.head_dim()),
         memory_((int64_t)(2 * kPartition + 2) * head_dim_ * 2 + (cache.is_int8() ? 2 * kPartition * 4 : 0)) {
     keys_ = memory_.as<uint16_t>();
     values_ = keys_ + kPartition * head_dim_;
@@ -121,8 +122,8 @@ class TileReader {
     const int first = position % kPartition;
     const KvPlace at = cache_.place(position % cache_.block_size());
     const int8_t *from_keys = numbers + at.key, *from_values = numbers + at.value;
-    const float *key_scales = reinterpret_cast<const float*>(bytes + at.key_scale);
-    const float *value_scales = reinterpret_cast<const float*>(bytes + at.value_scale);
+    const float* key_scales = reinterpret_cast<const float*>(bytes + at.key_scale);
+    const float* value_scales = reinterpret_cast<const float*>(bytes + at.value_scale);
     if (ahead != nullptr) {
       for (int i = 0; i < 2; i++) prefetch(ahead + kTile * head_dim_ + i * 2 * kLanes);  // the scales
     }

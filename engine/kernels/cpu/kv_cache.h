@@ -1,5 +1,5 @@
-// The pool of keys and values: (blocks, layers, kv heads, bytes of one head of one block). All of a block lies together:
-// a first request takes a few pages of memory and not some in each layer, and a block is copied in one piece.
+// The pool of keys and values: (blocks, layers, kv heads, bytes of one head of one block). All of a block lies
+// together: a first request takes a few pages of memory and not some in each layer, and a block is copied in one piece.
 //
 // Attention works on tiles of 16 tokens. In a tile of keys the pairs of dimensions are interleaved, lanes are
 // tokens: (head_dim / 2, 16, 2). In a tile of values the pairs of tokens are interleaved, lanes are
@@ -42,9 +42,14 @@ class KvCache {
  public:
   // Takes address space for the whole pool; pages are taken when they are written.
   explicit KvCache(const PgConfig& config)
-      : head_dim_(config.head_dim), num_kv_heads_(config.num_kv_heads), block_size_(config.block_size),
-        num_blocks_(config.num_blocks), num_layers_(config.num_layers), type_((KvType)config.kv_type),
-        head_bytes_(bytes_per_head(config)), memory_(bytes_per_block(config) * config.num_blocks) {}
+      : head_dim_(config.head_dim),
+        num_kv_heads_(config.num_kv_heads),
+        block_size_(config.block_size),
+        num_blocks_(config.num_blocks),
+        num_layers_(config.num_layers),
+        type_((KvType)config.kv_type),
+        head_bytes_(bytes_per_head(config)),
+        memory_(bytes_per_block(config) * config.num_blocks) {}
 
   // Bytes of one head of one block in one layer: whole cache lines.
   static int64_t bytes_per_head(const PgConfig& config) {

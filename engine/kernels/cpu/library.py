@@ -182,7 +182,7 @@ class StepBatch:
     wants: bytearray = field(default_factory=bytearray)
     temperatures: "array[float]" = field(default_factory=lambda: array("f"))
     top_ks: "array[int]" = field(default_factory=lambda: array("i"))
-    top_ps: "array[float]" = field(default_factory=lambda: array("f"))
+    top_ps: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: "array[float]" = field(default_factory=lambda: array("d"))
 
 

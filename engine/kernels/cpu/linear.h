@@ -56,7 +56,8 @@ struct Linear {
 inline int64_t bytes_per_group(int32_t storage) {
   switch (storage) {
     case PG_F32: return 128;
-    case PG_F16: case PG_BF16: return 64;
+    case PG_F16:
+    case PG_BF16: return 64;
     case PG_Q4_0: return 18;
     case PG_Q4_1: return 20;
     case PG_Q8_0: return 34;

@@ -30,18 +30,24 @@ inline void check_config(const PgConfig& config) {
     const char* name;
     int64_t value, low, high;
   } limits[] = {
-      {"hidden_size", config.hidden_size, 1, 1 << 20},   {"intermediate_size", config.intermediate_size, 1, 1 << 20},
-      {"num_layers", config.num_layers, 1, 1024},        {"num_heads", config.num_heads, 1, 1 << 16},
-      {"num_kv_heads", config.num_kv_heads, 1, 1 << 16}, {"head_dim", config.head_dim, kLanes, kMaxHeadDim},
-      {"vocab_size", config.vocab_size, 1, 1 << 24},     {"num_positions", config.num_positions, 1, 1 << 24},
-      {"block_size", config.block_size, 1, 256},         {"num_blocks", config.num_blocks, 1, 1 << 24},
-      {"kv_type", config.kv_type, 0, 1},                 {"number_type", config.number_type, 0, 2},
+      {"hidden_size", config.hidden_size, 1, 1 << 20},
+      {"intermediate_size", config.intermediate_size, 1, 1 << 20},
+      {"num_layers", config.num_layers, 1, 1024},
+      {"num_heads", config.num_heads, 1, 1 << 16},
+      {"num_kv_heads", config.num_kv_heads, 1, 1 << 16},
+      {"head_dim", config.head_dim, kLanes, kMaxHeadDim},
+      {"vocab_size", config.vocab_size, 1, 1 << 24},
+      {"num_positions", config.num_positions, 1, 1 << 24},
+      {"block_size", config.block_size, 1, 256},
+      {"num_blocks", config.num_blocks, 1, 1 << 24},
+      {"kv_type", config.kv_type, 0, 1},
+      {"number_type", config.number_type, 0, 2},
       {"num_threads", config.num_threads, 1, 1024},
   };
   for (const auto& limit : limits) {
     if (limit.value < limit.low || limit.value > limit.high) {
-      throw BadArgument(std::string(limit.name) + " is " + std::to_string(limit.value) + "; allowed: " +
-                        std::to_string(limit.low) + " to " + std::to_string(limit.high));
+      throw BadArgument(std::string(limit.name) + " is " + std::to_string(limit.value) +
+                        "; allowed: " + std::to_string(limit.low) + " to " + std::to_string(limit.high));
     }
   }
   if (config.head_dim % kLanes != 0) throw BadArgument("head_dim is not a multiple of 16");
@@ -73,7 +79,8 @@ class Model {
     if (kind < PG_KIND_Q4 || kind > PG_KIND_F32 || number != this->number()) {
       throw BadArgument("this kind of weight does not go with the model's number_type");
     }
-    if (tensors == nullptr || num_tensors != (which == PG_GATE_UP ? 2 : 1)) throw BadArgument("wrong number of tensors");
+    if (tensors == nullptr || num_tensors != (which == PG_GATE_UP ? 2 : 1))
+      throw BadArgument("wrong number of tensors");
     const Size size = size_of(which);
     if (tensors[0].rows != size.outputs || tensors[0].columns != size.inputs) {
       throw BadArgument("a weight is " + std::to_string(tensors[0].rows) + " x " + std::to_string(tensors[0].columns) +
@@ -90,7 +97,8 @@ class Model {
     check_source(values, PG_KIND_F32);
     const int64_t size = vector_size(which);
     if (values.storage != PG_F32 || values.columns != 1 || values.rows != size) {
-      throw BadArgument("a vector has " + std::to_string(values.rows) + " numbers, expected " + std::to_string(size) + " of float32");
+      throw BadArgument("a vector has " + std::to_string(values.rows) + " numbers, expected " + std::to_string(size) +
+                        " of float32");
     }
     std::vector<float> padded((size_t)round_up(size, kPanel), 0.0f);
     const auto* numbers = static_cast<const float*>(values.data);
@@ -107,7 +115,8 @@ class Model {
 
   void finish() {
     for (int32_t i = 0; i < config_.num_layers; i++) {
-      for (int32_t which = PG_Q; which <= PG_DOWN; which++) require(place_of(i, which).is_set(), "a weight of layer ", i);
+      for (int32_t which = PG_Q; which <= PG_DOWN; which++)
+        require(place_of(i, which).is_set(), "a weight of layer ", i);
       require(!layers_[(size_t)i].attn_norm.empty() && !layers_[(size_t)i].mlp_norm.empty(), "a norm of layer ", i);
     }
     require(head_.is_set() && !final_norm_.empty() && !cosines_.empty(), "head, final norm or rotary tables", -1);
@@ -117,7 +126,8 @@ class Model {
   int64_t weight_bytes() const {
     int64_t bytes = head_.data.num_bytes() + embedding_.data.num_bytes();
     for (const Layer& layer : layers_) {
-      for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate_up, &layer.down}) bytes += linear->data.num_bytes();
+      for (const Linear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate_up, &layer.down})
+        bytes += linear->data.num_bytes();
     }
     return bytes;
   }
@@ -134,7 +144,8 @@ class Model {
   Size size_of(int32_t which) const {
     switch (which) {
       case PG_Q: return {query_size(), config_.hidden_size};
-      case PG_K: case PG_V: return {kv_size(), config_.hidden_size};
+      case PG_K:
+      case PG_V: return {kv_size(), config_.hidden_size};
       case PG_O: return {config_.hidden_size, query_size()};
       case PG_GATE_UP: return {config_.intermediate_size, config_.hidden_size};
       case PG_DOWN: return {config_.hidden_size, config_.intermediate_size};
@@ -163,9 +174,11 @@ class Model {
 
   int64_t vector_size(int32_t which) const {
     switch (which) {
-      case PG_Q_NORM: case PG_K_NORM: return config_.head_dim;
+      case PG_Q_NORM:
+      case PG_K_NORM: return config_.head_dim;
       case PG_Q_BIAS: return query_size();
-      case PG_K_BIAS: case PG_V_BIAS: return kv_size();
+      case PG_K_BIAS:
+      case PG_V_BIAS: return kv_size();
       default: return config_.hidden_size;
     }
   }

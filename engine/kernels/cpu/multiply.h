@@ -16,8 +16,11 @@
 
 #pragma once
 
+#include <utility>
+
 #include "activations.h"
 #include "linear.h"
+#include "spread.h"
 
 namespace pageglass {
 
@@ -25,75 +28,15 @@ namespace pageglass {
 constexpr int kInt8TileRows = kIsWide ? 6 : 2;
 constexpr int kFloatTileRows = kIsWide ? 12 : 4;
 constexpr int kDirectRows = kInt8TileRows;  // one tile: four-bit codes are spread in registers
-constexpr int kStreamedRows = 4;               // so few that a panel is read as fast as it comes
-
-// A spread group: signed codes, where the integer accumulators start (int32), scales (float32), and in groups with an
-// even number the rest of the zero points of this and the next (pairs of bfloat16).
-constexpr int64_t kSpreadStart = kInt8CodeBytes, kSpreadScale = kSpreadStart + kPanel * 4, kSpreadRest = kSpreadScale + kPanel * 4;
-constexpr int64_t kSpreadGroupBytes = kSpreadRest + kPanel * 4;
-
-// Zero points of 16 columns: whole parts, and what is left of them times the scale, negative as it is subtracted.
-struct ZeroPoints {
-  Ints whole;
-  Floats rest;
-};
-
-inline ZeroPoints read_zero_points(const uint8_t* group, int half) {
-  const auto* scales = reinterpret_cast<const uint16_t*>(group + kQ4CodeBytes);
-  const Ints steps = load_int16(reinterpret_cast<const int16_t*>(scales) + kPanel + half * kLanes);
-  const Ints whole = shift_right<8>(add_ints(steps, broadcast_int(128)));
-  const Floats left = to_floats(sub_ints(shift_left<8>(whole), steps));
-  return {whole, mul(mul(left, broadcast(1.0f / 256.0f)), load_f16(scales + half * kLanes))};
-}
-
-// Put the signed codes of a group where a spread panel has them; 16 columns are every other vector.
-inline void spread_codes(const Linear& linear, const uint8_t* group, uint8_t* out) {
-  if (linear.kind == PG_KIND_INT8) {
-    const Ints flip = broadcast_int((int32_t)0x80808080u);
-    for (int64_t i = 0; i < kInt8CodeBytes; i += 64) store_ints(out + i, xor_bits(load_ints(group + i), flip));
-    return;
-  }
-  const Ints low = broadcast_int(0x0f0f0f0f);
-  for (int half = 0; half < 2; half++) {
-    Ints zero = broadcast_int(linear.zero_point * 0x01010101);
-    if (linear.has_zero_points) {  // the same byte for all four inputs of a column
-      const Ints whole = and_bits(read_zero_points(group, half).whole, broadcast_int(0xff));
-      zero = mul_ints(whole, broadcast_int(0x01010101));
-    }
-    for (int64_t i = half * 64; i < kQ4CodeBytes; i += 128) {
-      const Ints codes = load_ints(group + i);
-      store_ints(out + i, sub_bytes(and_bits(codes, low), zero));
-      store_ints(out + kQ4CodeBytes + i, sub_bytes(and_bits(shift_right_16bit(codes, 4), low), zero));
-    }
-  }
-}
-
-// A panel of int8 or Q4 codes as signed bytes: what a tile of many rows reads.
-inline void spread_panel(const Linear& linear, int64_t p, uint8_t* out) {
-  const uint8_t* group = linear.panel(p);
-  const Ints ones = broadcast_int(0x01010101);
-  for (int64_t g = 0; g < linear.num_groups; g++, group += linear.group_bytes(), out += kSpreadGroupBytes) {
-    spread_codes(linear, group, out);
-    const uint8_t* scales = group + (linear.kind == PG_KIND_Q4 ? kQ4CodeBytes : kInt8CodeBytes);
-    for (int half = 0; half < 2; half++) {
-      Ints sum = broadcast_int(0);
-      for (int step = 0; step < 8; step++) sum = dot_u8_s8(sum, ones, load_ints(out + step * 128 + half * 64));
-      store_ints(out + kSpreadStart + half * 64, sub_ints(broadcast_int(0), shift_left<7>(sum)));
-      store(reinterpret_cast<float*>(out + kSpreadScale) + half * kLanes, load_f16(reinterpret_cast<const uint16_t*>(scales) + half * kLanes));
-      if (!linear.has_zero_points || g % 2 == 1) continue;
-      const bool is_last = g + 1 == linear.num_groups;
-      const Floats next = is_last ? broadcast(0.0f) : read_zero_points(group + linear.group_bytes(), half).rest;
-      store_ints(out + kSpreadRest + half * 64, bf16_pairs(read_zero_points(group, half).rest, next));
-    }
-  }
-}
+constexpr int kStreamedRows = 4;            // so few that a panel is read as fast as it comes
 
 // What a tile asks the memory for while it computes: `bytes` per group, from `data` on.
 struct Ahead {
   const uint8_t* data = nullptr;
   int64_t bytes = 0;
   void fetch(int64_t g) const {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(data + g * bytes + i), _MM_HINT_T1);
+    for (int64_t i = 0; i < bytes; i += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(data + g * bytes + i), _MM_HINT_T1);
   }
 };
 
@@ -182,7 +125,8 @@ struct Q4Panel {
     const Ints low = broadcast_int(0x0f0f0f0f);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      acc[r][0] = acc[r][1] = broadcast_int(HasZeroPoints ? 0 : -linear.zero_point * rows.sums[r * rows.num_groups + g]);
+      acc[r][0] = acc[r][1] =
+          broadcast_int(HasZeroPoints ? 0 : -linear.zero_point * rows.sums[r * rows.num_groups + g]);
     }
 #pragma GCC unroll 4
     for (int step = 0; step < 4; step++) {
@@ -216,9 +160,19 @@ struct Q4Panel {
   }
 };
 
-// The tile of R rows from `row` on of an int8 product; sink(row, half, sums) takes 16 columns of one row.
-template <int R, bool HasZeroPoints, class Panel, class Sink>
-inline void int8_tile(const Activations& x, int64_t row, const Panel& panel, const Ahead& ahead, const Sink& sink) {
+// What the tiles of a panel have in common. `panel`: where it lies, or lies spread.
+struct TileTask {
+  const Activations& x;
+  const Linear& linear;
+  const uint8_t* panel;
+  Ahead ahead;
+};
+
+// The tile of R rows from `row` on of an int8 product, to out (R, kPanel).
+template <class Panel, bool HasZeroPoints, int R>
+void int8_tile(const TileTask& task, int64_t row, float* out) {
+  const Activations& x = task.x;
+  const Panel panel{task.linear, task.panel};
   const int64_t num_groups = panel.linear.num_groups, sums_stride = x.num_pairs() * 2;
   const IntegerRows rows{x.row<int8_t>(row), x.shifted_row(row), x.sums(row), x.width(), num_groups};
   const float* scales = x.scales(row);
@@ -227,7 +181,7 @@ inline void int8_tile(const Activations& x, int64_t row, const Panel& panel, con
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = broadcast(0.0f);
   const auto add_group = [&](int64_t g) {
-    ahead.fetch(g);
+    task.ahead.fetch(g);
     Ints acc[R][2];
     panel.template multiply<R>(rows, g, acc);
     const Floats s0 = panel.scale(g, 0), s1 = panel.scale(g, 1);
@@ -253,14 +207,17 @@ inline void int8_tile(const Activations& x, int64_t row, const Panel& panel, con
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) {
-    sink(row + r, 0, total[r][0]);
-    sink(row + r, 1, total[r][1]);
+    store(out + r * kPanel, total[r][0]);
+    store(out + r * kPanel + kLanes, total[r][1]);
   }
 }
 
 // The same for pairs of bfloat16 or for float32.
-template <int R, bool IsBf16, class Sink>
-inline void float_tile(const Activations& x, int64_t row, const uint8_t* panel, int64_t num_inputs, const Sink& sink) {
+template <bool IsBf16, int R>
+void float_tile(const TileTask& task, int64_t row, float* out) {
+  const Activations& x = task.x;
+  const uint8_t* panel = task.panel;
+  const int64_t num_inputs = task.linear.num_groups * kGroup;
   Floats total[R][2];
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) total[r][0] = total[r][1] = broadcast(0.0f);
@@ -280,7 +237,8 @@ inline void float_tile(const Activations& x, int64_t row, const uint8_t* panel, 
     const float* a = x.row<float>(row);
     const int64_t stride = x.width();
     for (int64_t k = 0; k < num_inputs; k++, panel += 128) {
-      const Floats b0 = load(reinterpret_cast<const float*>(panel)), b1 = load(reinterpret_cast<const float*>(panel) + kLanes);
+      const Floats b0 = load(reinterpret_cast<const float*>(panel)),
+                   b1 = load(reinterpret_cast<const float*>(panel) + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; r++) {
         const Floats number = broadcast(a[r * stride + k]);
@@ -291,84 +249,67 @@ inline void float_tile(const Activations& x, int64_t row, const uint8_t* panel, 
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
-    sink(row + r, 0, total[r][0]);
-    sink(row + r, 1, total[r][1]);
+    store(out + r * kPanel, total[r][0]);
+    store(out + r * kPanel + kLanes, total[r][1]);
   }
 }
 
-// Call tile.run<R>(row) with R in [1, MaxRows] for `size` rows.
-template <int MaxRows, class Tile>
-inline void run_tile(int64_t row, int64_t size, const Tile& tile) {
-  if (size == MaxRows) {
-    tile.template run<MaxRows>(row);
-  } else if constexpr (MaxRows > 1) {
-    run_tile<MaxRows - 1>(row, size, tile);
-  }
-}
+// ---- the right tile -----------------------------------------------------------------------------------------
 
-// Cut rows [first, last) into as few tiles as there must be, of about equal heights: flat ones are slow.
-template <int MaxRows, class Tile>
-inline void for_tiles(int64_t first, int64_t last, const Tile& tile) {
-  const int64_t count = last - first, num_tiles = divide_up(count, MaxRows);
-  for (int64_t t = 0, row = first; t < num_tiles; t++) {
-    const int64_t end = first + count * (t + 1) / num_tiles;
-    run_tile<MaxRows>(row, end - row, tile);
-    row = end;
-  }
-}
+using TileFunction = void (*)(const TileTask& task, int64_t row, float* out);
 
-template <bool HasZeroPoints, class Panel, class Sink>
-struct Int8Tile {
-  const Activations& x;
-  const Panel& panel;
-  Ahead ahead;
-  int64_t first;
-  const Sink& sink;
-  template <int R> void run(int64_t row) const {
-    int8_tile<R, HasZeroPoints>(x, row, panel, row == first ? ahead : Ahead{}, sink);
-  }
+// functions[r - 1] computes a tile of r rows, r in [1, max_rows].
+struct TileFunctions {
+  const TileFunction* functions;
+  int max_rows;
 };
 
-template <bool IsBf16, class Sink>
-struct FloatTile {
-  const Activations& x;
-  const Linear& linear;
-  int64_t p;
-  const Sink& sink;
-  template <int R> void run(int64_t row) const {
-    float_tile<R, IsBf16>(x, row, linear.panel(p), linear.num_groups * kGroup, sink);
-  }
-};
-
-template <bool HasZeroPoints, class Panel, class Sink>
-void run_int8_tiles(const Activations& x, int64_t first, int64_t last, const Panel& panel, int64_t next, const Sink& sink) {
-  const Linear& linear = panel.linear;
-  Ahead ahead;  // with few rows the memory is all there is to wait for, and reads in order need no help
-  if (last - first > kStreamedRows && next < linear.num_panels) ahead = {linear.panel(next), linear.group_bytes()};
-  for_tiles<kInt8TileRows>(first, last, Int8Tile<HasZeroPoints, Panel, Sink>{x, panel, ahead, first, sink});
+template <class Panel, bool HasZeroPoints, int... R>
+TileFunctions int8_tiles(std::integer_sequence<int, R...>) {
+  static constexpr TileFunction functions[] = {int8_tile<Panel, HasZeroPoints, R + 1>...};
+  return {functions, sizeof...(R)};
+}
+template <bool IsBf16, int... R>
+TileFunctions float_tiles(std::integer_sequence<int, R...>) {
+  static constexpr TileFunction functions[] = {float_tile<IsBf16, R + 1>...};
+  return {functions, sizeof...(R)};
 }
 
-// Rows [first, last) of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row. `next`: the
-// panel that this thread probably takes then.
-// `scratch`: num_groups * kSpreadGroupBytes bytes of the thread's own.
+inline TileFunctions tiles_of(const Linear& linear, bool is_spread) {
+  constexpr std::make_integer_sequence<int, kInt8TileRows> int8_rows;
+  constexpr std::make_integer_sequence<int, kFloatTileRows> float_rows;
+  if (linear.kind == PG_KIND_BF16) return float_tiles<true>(float_rows);
+  if (linear.kind == PG_KIND_F32) return float_tiles<false>(float_rows);
+  if (is_spread && linear.has_zero_points) return int8_tiles<SpreadPanel, true>(int8_rows);
+  if (is_spread) return int8_tiles<SpreadPanel, false>(int8_rows);
+  if (linear.kind == PG_KIND_INT8) return int8_tiles<Int8Panel, false>(int8_rows);
+  if (linear.has_zero_points) return int8_tiles<Q4Panel<true>, true>(int8_rows);
+  return int8_tiles<Q4Panel<false>, false>(int8_rows);
+}
+
+// All `num_rows` rows of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row. `next`: the
+// panel that this thread probably takes then. `scratch`: num_groups * kSpreadGroupBytes bytes of the thread's own.
 template <class Sink>
-void multiply_panel(const Activations& x, int64_t first, int64_t last, const Linear& linear, int64_t p, int64_t next, uint8_t* scratch,
-                    const Sink& sink) {
-  if (linear.kind == PG_KIND_BF16) {
-    for_tiles<kFloatTileRows>(first, last, FloatTile<true, Sink>{x, linear, p, sink});
-  } else if (linear.kind == PG_KIND_F32) {
-    for_tiles<kFloatTileRows>(first, last, FloatTile<false, Sink>{x, linear, p, sink});
-  } else if (last - first > kDirectRows) {
-    spread_panel(linear, p, scratch);
-    const SpreadPanel panel{linear, scratch};
-    if (linear.has_zero_points) run_int8_tiles<true>(x, first, last, panel, next, sink);
-    else run_int8_tiles<false>(x, first, last, panel, next, sink);
-  } else if (linear.kind == PG_KIND_INT8) {
-    run_int8_tiles<false>(x, first, last, Int8Panel{linear, linear.panel(p)}, next, sink);
-  } else if (linear.has_zero_points) {
-    run_int8_tiles<true>(x, first, last, Q4Panel<true>{linear, linear.panel(p)}, next, sink);
-  } else {
-    run_int8_tiles<false>(x, first, last, Q4Panel<false>{linear, linear.panel(p)}, next, sink);
+void multiply_panel(const Activations& x, int64_t num_rows, const Linear& linear, int64_t p, int64_t next,
+                    uint8_t* scratch, const Sink& sink) {
+  const bool is_int8 = x.number() == Number::kInt8, is_spread = is_int8 && num_rows > kDirectRows;
+  if (is_spread) spread_panel(linear, p, scratch);
+  TileTask task{x, linear, is_spread ? scratch : linear.panel(p), {}};
+  // With few rows the memory is all there is to wait for, and reads in order need no help.
+  if (is_int8 && num_rows > kStreamedRows && next < linear.num_panels)
+    task.ahead = {linear.panel(next), linear.group_bytes()};
+  const TileFunctions tiles = tiles_of(linear, is_spread);
+  // As few tiles as there must be, of about equal heights: flat ones are slow.
+  const int64_t num_tiles = divide_up(num_rows, tiles.max_rows);
+  alignas(64) float out[kFloatTileRows * kPanel];
+  for (int64_t t = 0, row = 0; t < num_tiles; t++) {
+    const int64_t end = num_rows * (t + 1) / num_tiles;
+    tiles.functions[end - row - 1](task, row, out);
+    for (const float* sums = out; row < end; row++, sums += kPanel) {
+      sink(row, 0, load(sums));
+      sink(row, 1, load(sums + kLanes));
+    }
+    task.ahead = {};
   }
 }
 
@@ -379,7 +320,8 @@ inline void read_output(const Linear& linear, int64_t output, float* out) {
     const uint8_t* group = linear.panel(output / kPanel) + g * linear.group_bytes();
     for (int i = 0; i < kGroup; i++) {
       if (linear.kind == PG_KIND_F32) out[i] = reinterpret_cast<const float*>(group)[i * kPanel + column];
-      else if (linear.kind == PG_KIND_BF16) out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(group)[(i / 2 * kPanel + column) * 2 + i % 2]);
+      else if (linear.kind == PG_KIND_BF16)
+        out[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(group)[(i / 2 * kPanel + column) * 2 + i % 2]);
       else if (linear.kind == PG_KIND_INT8) {
         const float scale = f16_to_float(reinterpret_cast<const uint16_t*>(group + kInt8CodeBytes)[column]);
         out[i] = (float)((int)group[i / 4 * 128 + column * 4 + i % 4] - 128) * scale;

@@ -223,20 +223,23 @@ struct SamplingBatch {
   const uint8_t* wants;  // PgWant
   const float* temperatures;
   const int32_t* top_ks;
-  const float* top_ps;
+  const double* top_ps;
   const double* uniforms;
 };
 
 // Throw BadArgument, naming field and row, where a batch cannot be sampled.
 inline void check_sampling(const SamplingBatch& batch) {
   const auto refuse = [](const char* field, int row, const char* allowed) {
-    throw BadArgument(std::string(field) + " of row " + std::to_string(row) + " is out of range; allowed: " + allowed + ".");
+    throw BadArgument(std::string(field) + " of row " + std::to_string(row) + " is out of range; allowed: " + allowed +
+                      ".");
   };
-  if (batch.vocab_size < 1) throw BadArgument("vocab_size is " + std::to_string(batch.vocab_size) + "; allowed: 1 or more.");
+  if (batch.vocab_size < 1)
+    throw BadArgument("vocab_size is " + std::to_string(batch.vocab_size) + "; allowed: 1 or more.");
   for (int row = 0; row < batch.num_rows; row++) {
     if (batch.wants[row] > PG_DRAW) refuse("wants", row, "0 (nothing), 1 (greedy), 2 (draw)");
     if (batch.wants[row] != PG_DRAW) continue;
-    const float temperature = batch.temperatures[row], top_p = batch.top_ps[row];
+    const float temperature = batch.temperatures[row];
+    const double top_p = batch.top_ps[row];
     const double uniform = batch.uniforms[row];
     if (!(temperature > 0 && std::isfinite(temperature))) refuse("temperature", row, "above 0 and finite");
     if (batch.top_ks[row] < 0) refuse("top_k", row, "0 (off) or more");

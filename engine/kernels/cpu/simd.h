@@ -23,14 +23,14 @@ namespace pageglass {
 
 #if defined(__AVX512BF16__)
 // acc[i] += a[2 i + 1] * b[2 i + 1], then += a[2 i] * b[2 i]: bfloat16 numbers in pairs, low half first in memory
-inline Floats dot_bf16(Floats acc, Ints a, Ints b) {
-  return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
-}
+inline Floats dot_bf16(Floats acc, Ints a, Ints b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 #elif defined(__AVX512F__)
 inline Floats dot_bf16(Floats acc, Ints a, Ints b) {
   const __m512i odd = _mm512_set1_epi32((int)0xffff0000u);
-  const __m512 a1 = _mm512_castsi512_ps(_mm512_and_si512(a.v, odd)), b1 = _mm512_castsi512_ps(_mm512_and_si512(b.v, odd));
-  const __m512 a0 = _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)), b0 = _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16));
+  const __m512 a1 = _mm512_castsi512_ps(_mm512_and_si512(a.v, odd)),
+               b1 = _mm512_castsi512_ps(_mm512_and_si512(b.v, odd));
+  const __m512 a0 = _mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16)),
+               b0 = _mm512_castsi512_ps(_mm512_slli_epi32(b.v, 16));
   return {_mm512_fmadd_ps(a0, b0, _mm512_fmadd_ps(a1, b1, acc.v))};
 }
 #else

@@ -66,8 +66,14 @@ inline Ints sub_ints(Ints a, Ints b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm
 inline Ints sub_bytes(Ints a, Ints b) { return {_mm256_sub_epi8(a.lo, b.lo), _mm256_sub_epi8(a.hi, b.hi)}; }
 inline Ints mul_ints(Ints a, Ints b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
 inline Ints xor_bits(Ints a, Ints b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
-template <int N> inline Ints shift_left(Ints a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
-template <int N> inline Ints shift_right(Ints a) { return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)}; }
+template <int N>
+inline Ints shift_left(Ints a) {
+  return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)};
+}
+template <int N>
+inline Ints shift_right(Ints a) {
+  return {_mm256_srai_epi32(a.lo, N), _mm256_srai_epi32(a.hi, N)};
+}
 inline Ints shift_right_16bit(Ints a, int n) { return {_mm256_srli_epi16(a.lo, n), _mm256_srli_epi16(a.hi, n)}; }
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline Ints to_ints(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
@@ -83,9 +89,7 @@ inline __m256i dot_half(__m256i acc, __m256i a, __m256i b) {
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 #endif
 }
-inline Ints dot_u8_s8(Ints acc, Ints a, Ints b) {
-  return {dot_half(acc.lo, a.lo, b.lo), dot_half(acc.hi, a.hi, b.hi)};
-}
+inline Ints dot_u8_s8(Ints acc, Ints a, Ints b) { return {dot_half(acc.lo, a.lo, b.lo), dot_half(acc.hi, a.hi, b.hi)}; }
 
 inline Ints load_uint16(const uint16_t* p) {
   const __m128i* halves = (const __m128i*)p;
@@ -136,7 +140,9 @@ inline Ints load_int16(const int16_t* p) {
   return {_mm256_cvtepi16_epi32(_mm_loadu_si128(halves)), _mm256_cvtepi16_epi32(_mm_loadu_si128(halves + 1))};
 }
 
-inline uint32_t lane_bits(__m256 lo, __m256 hi) { return (uint32_t)(_mm256_movemask_ps(lo) | _mm256_movemask_ps(hi) << 8); }
+inline uint32_t lane_bits(__m256 lo, __m256 hi) {
+  return (uint32_t)(_mm256_movemask_ps(lo) | _mm256_movemask_ps(hi) << 8);
+}
 inline uint32_t lanes_at_most(Floats a, Floats b) {
   return lane_bits(_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ));
 }

@@ -27,7 +27,9 @@ inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b
 inline Floats max(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Floats min(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Floats abs(Floats a) { return {_mm512_abs_ps(a.v)}; }
-inline Floats round_even(Floats a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Floats round_even(Floats a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 // a * 2^n for whole numbers n in [-126, 127]
 inline Floats scale_by_power(Floats a, Floats n) {
   const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
@@ -48,8 +50,14 @@ inline Ints sub_ints(Ints a, Ints b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline Ints sub_bytes(Ints a, Ints b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 inline Ints mul_ints(Ints a, Ints b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline Ints xor_bits(Ints a, Ints b) { return {_mm512_xor_si512(a.v, b.v)}; }
-template <int N> inline Ints shift_left(Ints a) { return {_mm512_slli_epi32(a.v, N)}; }
-template <int N> inline Ints shift_right(Ints a) { return {_mm512_srai_epi32(a.v, N)}; }  // copies of the sign come in
+template <int N>
+inline Ints shift_left(Ints a) {
+  return {_mm512_slli_epi32(a.v, N)};
+}
+template <int N>
+inline Ints shift_right(Ints a) {
+  return {_mm512_srai_epi32(a.v, N)};
+}  // copies of the sign come in
 inline Ints shift_right_16bit(Ints a, int n) { return {_mm512_srli_epi16(a.v, n)}; }
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline Ints to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest, ties to even
@@ -90,7 +98,9 @@ inline Ints load_int16(const int16_t* p) { return {_mm512_cvtepi16_epi32(_mm256_
 // Lanes as bits: bit i stands for lane i. No comparison holds for a NaN.
 inline uint32_t lanes_at_most(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
 inline uint32_t lanes_with_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
-inline Floats keep_lanes(Floats a, uint32_t lanes) { return {_mm512_maskz_mov_ps((__mmask16)lanes, a.v)}; }  // 0 elsewhere
+inline Floats keep_lanes(Floats a, uint32_t lanes) {
+  return {_mm512_maskz_mov_ps((__mmask16)lanes, a.v)};
+}  // 0 elsewhere
 // The named lanes side by side. All 16 numbers at `p` are written, those behind the packed ones with anything.
 inline void store_packed(float* p, Floats a, uint32_t lanes) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps((__mmask16)lanes, a.v));

@@ -21,7 +21,8 @@ namespace pageglass {
 constexpr int64_t kElementPiece = 4;  // rows that one thread rounds at a time
 
 inline int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 // Where a step's time goes, in nanoseconds since the model was made, as thread 0 sees it.
@@ -37,9 +38,11 @@ struct alignas(64) Best {
 class Step {
  public:
   explicit Step(Model& model)
-      : model_(model), config_(model.config()),
+      : model_(model),
+        config_(model.config()),
         preparer_(config_.num_heads, config_.head_dim, model.rotary()),
-        attention_(model.cache(), config_.num_heads, config_.num_threads), plan_(shape_of(config_)),
+        attention_(model.cache(), config_.num_heads, config_.num_threads),
+        plan_(shape_of(config_)),
         wanted_plan_(shape_of(config_)) {
     const int64_t inputs = std::max(round_up(config_.hidden_size, kGroup), round_up(config_.intermediate_size, kGroup));
     const int64_t spread_bytes = std::max(inputs, round_up(model.query_size(), kGroup)) / kGroup * kSpreadGroupBytes;
@@ -115,18 +118,18 @@ class Step {
 
   // rows of the step
   int64_t num_rows_ = 0, capacity_ = 0;
-  Rows rows_, wanted_rows_;        // all, and those whose logits are wanted
-  std::vector<int32_t> blocks_;    // (num_rows) the block that a row's KV goes to
-  std::vector<int32_t> wanted_;    // (wanted) index of a wanted row among all
-  std::vector<int32_t> wanted_at_; // (num_rows) place of a row in `wanted_`, or -1
-  std::vector<int32_t> logits_row_; // (num_sequences) place of its last row in `wanted_`, or -1
+  Rows rows_, wanted_rows_;          // all, and those whose logits are wanted
+  std::vector<int32_t> blocks_;      // (num_rows) the block that a row's KV goes to
+  std::vector<int32_t> wanted_;      // (wanted) index of a wanted row among all
+  std::vector<int32_t> wanted_at_;   // (num_rows) place of a row in `wanted_`, or -1
+  std::vector<int32_t> logits_row_;  // (num_sequences) place of its last row in `wanted_`, or -1
   bool writes_logits_ = false;
 
   // numbers of the step; rows of float32 are padded to whole panels
   std::vector<float> hidden_rows_, wanted_hidden_, q_, k_, v_, attended_, logits_;
   std::vector<uint16_t> queries_;
   Activations normed_, attended_rounded_, product_;  // what layers multiply; `product_`: of the MLP's two branches
-  std::vector<Best> best_;   // (threads, wanted)
+  std::vector<Best> best_;                           // (threads, wanted)
 
   // per thread
   std::vector<Memory> spread_;

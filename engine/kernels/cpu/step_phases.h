@@ -31,7 +31,8 @@ inline void Step::compute() {
 inline void Step::embed() {
   const int64_t width = model_.hidden_width();
   model_.pool().parallel(num_rows_, kElementPiece, [&](int64_t first, int64_t last, int) {
-    for (int64_t r = first; r < last; r++) read_output(model_.embedding(), batch_->token_ids[r], hidden_rows_.data() + r * width);
+    for (int64_t r = first; r < last; r++)
+      read_output(model_.embedding(), batch_->token_ids[r], hidden_rows_.data() + r * width);
   });
   end_phase(kEmbed);
 }
@@ -89,19 +90,22 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
     float* out;
   } parts[] = {{layer.q, q_.data()}, {layer.k, k_.data()}, {layer.v, v_.data()}};
   const int64_t num_panels = layer.q.num_panels + layer.k.num_panels + layer.v.num_panels;
-  model_.pool().parallel(num_panels, piece_of(num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
-    for (int64_t panel = first; panel < last; panel++) {
-      int64_t p = panel;
-      int part = 0;
-      while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
-      const Linear& linear = parts[part].linear;
-      float* out = parts[part].out;
-      multiply_panel(x, 0, active.num_rows, linear, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
-        const int64_t column = p * kPanel + half * kLanes;
-        store(out + row * linear.width() + column, linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
+  model_.pool().parallel(
+      num_panels, piece_of(num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
+        for (int64_t panel = first; panel < last; panel++) {
+          int64_t p = panel;
+          int part = 0;
+          while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
+          const Linear& linear = parts[part].linear;
+          float* out = parts[part].out;
+          multiply_panel(x, active.num_rows, linear, p, next_panel(p, last), spread_of(thread),
+                         [&](int64_t row, int half, Floats sums) {
+                           const int64_t column = p * kPanel + half * kLanes;
+                           store(out + row * linear.width() + column,
+                                 linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
+                         });
+        }
       });
-    }
-  });
   end_phase(kQkv);
 }
 
@@ -112,16 +116,19 @@ inline void Step::store_rows(int layer, bool is_last) {
     for (int64_t r = first; r < last; r++) {
       const int offset = rows_.positions[(size_t)r] % model_.cache().block_size();
       // The next token of a sequence goes to the same lines, until its tile is full.
-      const bool is_new = r == first || rows_.sequences[(size_t)r] != rows_.sequences[(size_t)r - 1] || offset % kTile == 0;
+      const bool is_new =
+          r == first || rows_.sequences[(size_t)r] != rows_.sequences[(size_t)r - 1] || offset % kTile == 0;
       if (is_new) model_.cache().fetch(layer, blocks_[(size_t)r], offset);
     }
     for (int64_t r = first; r < last; r++) {
       const int position = rows_.positions[(size_t)r];
       const int64_t to = is_last ? wanted_at_[(size_t)r] : r;
       const Layer& weights = model_.layer(layer);
-      if (to >= 0) preparer_.prepare_query(q_.data() + r * weights.q.width(), position, norms, queries_.data() + to * model_.query_size());
-      preparer_.store_keys_and_values(k_.data() + r * weights.k.width(), v_.data() + r * weights.v.width(), position, norms,
-                                      model_.cache(), layer, blocks_[(size_t)r]);
+      if (to >= 0)
+        preparer_.prepare_query(q_.data() + r * weights.q.width(), position, norms,
+                                queries_.data() + to * model_.query_size());
+      preparer_.store_keys_and_values(k_.data() + r * weights.k.width(), v_.data() + r * weights.v.width(), position,
+                                      norms, model_.cache(), layer, blocks_[(size_t)r]);
     }
   });
   end_phase(kRotary);
@@ -130,16 +137,19 @@ inline void Step::store_rows(int layer, bool is_last) {
 // Add a product to the residual stream.
 inline void Step::add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase) {
   const int64_t width = model_.hidden_width();
-  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
-    for (int64_t p = first; p < last; p++) {
-      multiply_panel(x, 0, active.num_rows, linear, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
-        const int64_t column = p * kPanel + half * kLanes;
-        float* at = active.hidden + row * width + column;
-        if (!linear.bias.empty()) sums = add(sums, load(linear.bias.data() + column));
-        store(at, add(load(at), sums));
-      });
-    }
-  });
+  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, active.num_rows),
+                         [&](int64_t first, int64_t last, int thread) {
+                           for (int64_t p = first; p < last; p++) {
+                             multiply_panel(x, active.num_rows, linear, p, next_panel(p, last), spread_of(thread),
+                                            [&](int64_t row, int half, Floats sums) {
+                                              const int64_t column = p * kPanel + half * kLanes;
+                                              float* at = active.hidden + row * width + column;
+                                              if (!linear.bias.empty())
+                                                sums = add(sums, load(linear.bias.data() + column));
+                                              store(at, add(load(at), sums));
+                                            });
+                           }
+                         });
   end_phase(phase);
 }
 
@@ -151,7 +161,7 @@ inline void Step::compute_gate_up(const Active& active, const Activations& x, co
     for (int64_t pair = first; pair < last; pair++) {
       for (int64_t side = 0; side < 2; side++) {
         const int64_t p = 2 * pair + side, next = side == 0 ? p + 1 : 2 * next_panel(pair, last);
-        multiply_panel(x, 0, active.num_rows, linear, p, next, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        multiply_panel(x, active.num_rows, linear, p, next, spread_of(thread), [&](int64_t row, int half, Floats sums) {
           float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
           store(at, half == 0 ? silu(sums) : mul(load(at), sums));
         });
@@ -169,22 +179,24 @@ inline void Step::compute_head(const Activations& x) {
   const Linear& head = model_.head();
   const Floats none = broadcast(-std::numeric_limits<float>::infinity());
   if (!writes_logits_) {
-    for (size_t i = 0; i < wanted_.size() * (size_t)config_.num_threads; i++) best_[i] = {none, broadcast_int(0), broadcast(0.0f)};
+    for (size_t i = 0; i < wanted_.size() * (size_t)config_.num_threads; i++)
+      best_[i] = {none, broadcast_int(0), broadcast(0.0f)};
   }
   model_.pool().parallel(head.num_panels, 8, [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
-      multiply_panel(x, 0, (int64_t)wanted_.size(), head, p, next_panel(p, last), spread_of(thread), [&](int64_t row, int half, Floats sums) {
-        const int64_t column = p * kPanel + half * kLanes;
-        if (writes_logits_) {
-          store(logits_.data() + row * head.width() + column, sums);
-          return;
-        }
-        const int num_lanes = (int)std::min<int64_t>(kLanes, config_.vocab_size - column);
-        if (num_lanes < kLanes) sums = first_lanes(sums, num_lanes, none);
-        Best& seen = best_[(size_t)thread * wanted_.size() + (size_t)row];
-        keep_greater(seen.value, seen.token, sums, lane_numbers((int32_t)column));
-        if (num_lanes == kLanes) seen.poison = fma(sums, broadcast(0.0f), seen.poison);
-      });
+      multiply_panel(x, (int64_t)wanted_.size(), head, p, next_panel(p, last), spread_of(thread),
+                     [&](int64_t row, int half, Floats sums) {
+                       const int64_t column = p * kPanel + half * kLanes;
+                       if (writes_logits_) {
+                         store(logits_.data() + row * head.width() + column, sums);
+                         return;
+                       }
+                       const int num_lanes = (int)std::min<int64_t>(kLanes, config_.vocab_size - column);
+                       if (num_lanes < kLanes) sums = first_lanes(sums, num_lanes, none);
+                       Best& seen = best_[(size_t)thread * wanted_.size() + (size_t)row];
+                       keep_greater(seen.value, seen.token, sums, lane_numbers((int32_t)column));
+                       if (num_lanes == kLanes) seen.poison = fma(sums, broadcast(0.0f), seen.poison);
+                     });
     }
   });
   end_phase(kHead);
@@ -193,8 +205,8 @@ inline void Step::compute_head(const Activations& x) {
 inline void Step::sample() {
   const PgBatch& batch = *batch_;
   const int64_t width = model_.head().width();
-  const SamplingBatch rows{batch.num_sequences, config_.vocab_size, batch.wants, batch.temperatures, batch.top_ks,
-                           batch.top_ps, batch.uniforms};
+  const SamplingBatch rows{batch.num_sequences, config_.vocab_size, batch.wants,   batch.temperatures,
+                           batch.top_ks,        batch.top_ps,       batch.uniforms};
   const auto row_of = [&](int64_t s) { return logits_.data() + logits_row_[(size_t)s] * width; };
   draw_rows(model_.pool(), rows, row_of, draw_scratch_, batch.next_token_ids);
   if (batch.logits != nullptr) {

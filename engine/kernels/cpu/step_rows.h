@@ -26,8 +26,8 @@ inline void Step::check_batch(const PgBatch& batch) const {
   for (int64_t i = 0; i < num_tokens; i++) {
     if (batch.token_ids[i] < 0 || batch.token_ids[i] >= config_.vocab_size) throw BadArgument("no such token id");
   }
-  check_sampling({batch.num_sequences, config_.vocab_size, batch.wants, batch.temperatures, batch.top_ks,
-                  batch.top_ps, batch.uniforms});
+  check_sampling({batch.num_sequences, config_.vocab_size, batch.wants, batch.temperatures, batch.top_ks, batch.top_ps,
+                  batch.uniforms});
 }
 
 // Room for so many rows; grows in powers of two, so that steady work allocates nothing.

@@ -77,9 +77,9 @@ class ThreadPool {
       body((int64_t)0, count, 0);
       return;
     }
-    open([](const void* context, int64_t first, int64_t last, int thread) {
-      (*static_cast<const Body*>(context))(first, last, thread);
-    }, &body, count, piece);
+    open([](const void* context, int64_t first, int64_t last,
+            int thread) { (*static_cast<const Body*>(context))(first, last, thread); },
+         &body, count, piece);
     take_pieces(0);
     while (true) {  // the signal may be a late one, of the work before
       const uint32_t seen = finished_.read();

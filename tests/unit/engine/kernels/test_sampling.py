@@ -65,7 +65,7 @@ class Sampler:
         before = table.copy()
         columns = [
             np.array(np.broadcast_to(values, rows), dtype=dtype)
-            for values, dtype in zip((wants, *filters), ("u1", "f4", "i4", "f4"), strict=True)
+            for values, dtype in zip((wants, *filters), ("u1", "f4", "i4", "f8"), strict=True)
         ]
         token_ids = np.full(rows, -9, dtype=np.int32)
         message = ctypes.create_string_buffer(256)
@@ -102,7 +102,7 @@ def kept(row: Array, filters: Filters) -> tuple[Array, Array]:
     temperature, top_k, top_p = (
         np.float32(filters.temperature),
         int(filters.top_k),
-        float(np.float32(filters.top_p)),
+        float(filters.top_p),
     )
     distances = (row.max() - row) / temperature  # (vocab_size) float32
     masses = np.exp(-distances.astype(np.float64))

@@ -1,0 +1,1 @@
+"""Other engines on the same workload: `python -m bench.peers`."""
