@@ -76,9 +76,9 @@ class Database:
         for engine in engines:
             if engine is not None:
                 await engine.dispose()
-        if self._watch is not None:
-            await asyncio.to_thread(self._watch.close)
-            self._watch = None
+        watch, self._watch = self._watch, None  # before waiting: two may close at once
+        if watch is not None:
+            await asyncio.to_thread(watch.close)
 
     def check_file(self) -> None:
         """Raise `FileFaultError` if the file is no longer what was opened, as far as is known.

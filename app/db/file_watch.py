@@ -33,9 +33,10 @@ class FileWatch:
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the file, once no connection is left; waits for a look that goes on."""
+        """Let go of the file, once no connection is left; waits for a look that goes on. Safe to repeat."""
         with self._lock:
-            os.close(self._handle)
+            if not self._is_closed:
+                os.close(self._handle)
             self._is_closed = True
 
     def check(self) -> None:

@@ -1,5 +1,6 @@
 """The opened file: whatever its folder is called, and what is seen of it while it is in use."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ async def test_what_is_deleted_is_overwritten_in_the_file(tmp_path: Path) -> Non
         await connection.execute(delete(SessionRow))
     await database.close()
     assert b"a secret note" not in (tmp_path / DATABASE_FILE).read_bytes()
+
+
+async def test_two_who_close_at_once_close_once(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    await database.open()
+    await asyncio.gather(database.close(), database.close())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,6 +84,14 @@ def watch(path: Path) -> Iterator[FileWatch]:
     watch = FileWatch(path)
     yield watch
     watch.close()
+
+
+def test_closing_twice_closes_no_handle_of_somebody_else(path: Path) -> None:
+    watch = FileWatch(path)
+    watch.close()
+    other = os.open(path, os.O_RDONLY)  # takes the number that has become free
+    watch.close()
+    os.close(other)
 
 
 def test_a_file_in_use_is_in_order_however_it_grows_and_shrinks(path: Path, watch: FileWatch) -> None:
