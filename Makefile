@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup model kernels browser serve test check fast format bench
+.PHONY: help setup model kernels browser serve test check fast sanitize format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,14 @@ check: $(DEV) ## lint, format, types, import rules, lengths, vendored files, doc
 
 fast: $(DEV) ## only the tests that need no model, no server and no browser
 	@$(PY) -m pytest -q tests/unit tests/property $(ARGS)
+
+# Optional: a debug build for each instruction set (minutes, once), then the tests at a third of the speed.
+sanitize: $(DEV) ## the tests of the native kernels under AddressSanitizer  [ARGS=...]
+	@$(PY) -c 'from engine.kernels.cpu.instruction_sets import runnable; print(*runnable())' | tr ' ' '\n' \
+	  | xargs -I ISA $(PY) -m engine.kernels.cpu.build --isa ISA --sanitize --quiet
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PAGEGLASS_SANITIZE=1 \
+	  $(PY) -m pytest -q --capture=sys tests/property/test_native_step.py tests/unit/engine/kernels $(ARGS)
 
 format: $(DEV) ## format the code, apply the safe lint fixes, refresh docs/structure.md
 	@$(PY) -m ruff check --fix .

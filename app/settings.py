@@ -143,8 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[
         int,
         Option(
-            "Most tokens computed in one step; longer prompts are computed in chunks. More is a little quicker "
-            "in all, but every answer under way waits for the whole step.",
+            "Most tokens computed in one step; longer prompts are computed in chunks. More is a little "
+            "quicker in all, but every answer under way waits for the whole step.",
             parse=parse_count,
             unit="tokens",
             low=1,

@@ -37,7 +37,7 @@ class EngineOptions:
     kv_memory: str = "600MiB"
     kv_dtype: str | None = None
     kernels: str | None = None
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = EngineConfig().max_num_batched_tokens
 
     def arguments(self) -> list[str]:
         """Return the command-line options that say the same."""
@@ -88,7 +88,7 @@ def make_load_request(options: EngineOptions) -> LoadRequest:
 
 
 @dataclass
-class _Steps:
+class Steps:
     """The records of a run and how long each step took in all, in ns."""
 
     records: list[StepRecord]
@@ -112,13 +112,13 @@ class OwnEngine:
         config = msgspec.structs.replace(self._core.config, enable_prefix_caching=caching)
         core = EngineCore(config, self._core.runner)
         if case == "W3w":
-            _drive(core, [shared_prefix(prompts)])
+            drive(core, [shared_prefix(prompts)])
         started_s = time.perf_counter()
-        answers, steps = _drive(core, prompts)
+        answers, steps = drive(core, prompts)
         return {**figures_of(case, prompts, answers, started_s), **_split(steps)}
 
 
-def _drive(core: EngineCore, prompts: list[Prompt]) -> tuple[list[Answer], _Steps]:
+def drive(core: EngineCore, prompts: list[Prompt]) -> tuple[list[Answer], Steps]:
     """Run all prompts together and note when each token comes."""
     due_s = time.perf_counter()
     answers = [Answer(due_s) for _ in prompts]
@@ -127,7 +127,7 @@ def _drive(core: EngineCore, prompts: list[Prompt]) -> tuple[list[Answer], _Step
         core.add_request(
             EngineRequest(request_id=str(number), prompt_token_ids=prompt.token_ids, sampling_params=params)
         )
-    steps = _Steps([], [])
+    steps = Steps([], [])
     while core.has_work:
         started_ns = time.perf_counter_ns()
         result = core.step()
@@ -142,7 +142,7 @@ def _drive(core: EngineCore, prompts: list[Prompt]) -> tuple[list[Answer], _Step
     return answers, steps
 
 
-def _split(steps: _Steps) -> Figures:
+def _split(steps: Steps) -> Figures:
     """Return the number of steps and the share of their time that each part took."""
     total_ns = sum(steps.wall_ns)
     records = steps.records

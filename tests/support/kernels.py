@@ -1,5 +1,9 @@
-"""The compiled kernels for tests: compiled once for all of them, skipped where there is no compiler."""
+"""The compiled kernels for tests: compiled once for all of them, skipped where there is no compiler.
 
+With PAGEGLASS_SANITIZE=1 they are compiled with AddressSanitizer: see `make sanitize`.
+"""
+
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +31,7 @@ def open_library(isa: str | None = None) -> NativeLibrary:
     if not present:
         pytest.skip("no kernels for this CPU")
     try:
-        return NativeLibrary(build(isa or present[0]))
+        return NativeLibrary(build(isa or present[0], sanitize=os.environ.get("PAGEGLASS_SANITIZE") == "1"))
     except KernelsUnavailableError as error:
         if error.details:
             raise

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "ceilings.h"
 #include "model.h"
 #include "sampling.h"
 #include "step.h"
@@ -129,5 +130,15 @@ int pg_sample(const float* logits, int32_t rows, int32_t vocab_size, const uint8
               int32_t num_threads, PgError* error) {
   return guarded(error, [&] {
     sample_rows(logits, {rows, vocab_size, wants, temperatures, top_ks, top_ps, uniforms}, next_token_ids, num_threads);
+  });
+}
+
+int pg_measure_ceilings(int32_t num_threads, double* results, PgError* error) {
+  return guarded(error, [&] {
+    if (num_threads < 1 || num_threads > kMaxThreads) throw BadArgument("num_threads is out of range");
+    if (results == nullptr) throw BadArgument("results is missing");
+    const Ceilings found = CeilingMeter(num_threads).measure();
+    const double numbers[] = {found.int8_gops, found.bf16_gflops, found.fp32_gflops, found.read_gb_s, found.copy_gb_s};
+    std::copy(std::begin(numbers), std::end(numbers), results);
   });
 }

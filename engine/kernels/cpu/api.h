@@ -101,5 +101,9 @@ void pg_phase_ns(const void* model, int64_t* nanoseconds);
 int pg_sample(const float* logits, int32_t rows, int32_t vocab_size, const uint8_t* wants, const float* temperatures,
               const int32_t* top_ks, const double* top_ps, const double* uniforms, int32_t* next_token_ids,
               int32_t num_threads, PgError* error);
+// What this machine can do at most, now, with so many threads; takes about a second. Five numbers: int8, bfloat16 and
+// float32 arithmetic in 10^9 operations per second (a multiplication and an addition are two), reading and copying of
+// memory in 10^9 bytes per second (a copied byte counts twice).
+int pg_measure_ceilings(int32_t num_threads, double* results, PgError* error);
 void* pg_kv_data(void* model);  // the pool: (blocks, layers, kv_heads, bytes of one head of one block)
 }

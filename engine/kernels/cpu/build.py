@@ -255,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--sanitize",
         action="store_true",
         help="with AddressSanitizer, under another name; to use it, start Python with "
-        "LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0",
+        "LD_PRELOAD='libasan.so libstdc++.so' (see g++ -print-file-name) ASAN_OPTIONS=detect_leaks=0",
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing where there is nothing to do")
     parser.add_argument("--folder", type=Path, help="where libraries are kept (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The native step as Python sees it: the structs of `api.h`, and one class around a model's handle.
+"""The native step as Python sees it: the functions of `api.h`, and one class around a model's handle.
 
 `ctypes` lets go of the interpreter during each call, so a step runs beside the web server's thread.
 """
@@ -7,19 +7,8 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Callable
-from ctypes import (
-    POINTER,
-    Structure,
-    byref,
-    c_char,
-    c_char_p,
-    c_float,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_void_p,
-)
-from dataclasses import dataclass, field
+from ctypes import POINTER, byref, c_char, c_char_p, c_double, c_int32, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineInvariantError, KernelsUnavailableError
+from engine.kernels.cpu.structs import PgBatch, PgConfig, PgError, PgTensor
 from engine.model.config import ModelConfig
 
 NUMBER_TYPES = {"q4": 0, "int8": 0, "bf16": 1, "fp32": 2}
@@ -35,7 +25,12 @@ NUMBER_TYPES = {"q4": 0, "int8": 0, "bf16": 1, "fp32": 2}
 
 KV_TYPES = {"bf16": 0, "int8": 1}
 
-_MESSAGE_BYTES = 256
+PHASES = (
+    "embedding", "norms", "qkv", "rotary", "attention", "rounding", "output", "gate_up", "down", "head",
+    "sampling",
+)  # fmt: skip
+"""What a step consists of, in the order of `pg_phase_ns`: see there."""
+
 _BAD_ARGUMENT, _OUT_OF_MEMORY = 1, 2
 
 Array: TypeAlias = NDArray[Any]
@@ -96,47 +91,6 @@ class Want(IntEnum):
     DRAW = 2
 
 
-class _Error(Structure):
-    _fields_ = (("message", c_char * _MESSAGE_BYTES),)
-
-
-class _Config(Structure):
-    _fields_ = (
-        *((name, c_int32) for name in (
-            "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-            "vocab_size", "num_positions", "block_size", "num_blocks", "kv_type", "number_type",
-            "num_threads",
-        )),
-        ("rms_norm_eps", c_float),
-    )  # fmt: skip
-
-
-class _Tensor(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        ("storage", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("rotary_heads", c_int32),
-    )
-
-
-class _Batch(Structure):
-    _fields_ = (
-        ("num_sequences", c_int32),
-        ("num_tokens", c_int32),
-        *((name, c_void_p) for name in (
-            "token_ids", "num_computed", "num_scheduled", "tables", "table_starts", "wants", "temperatures",
-            "top_ks", "top_ps", "uniforms",
-        )),
-        ("want_all_logits", c_int32),
-        ("logits", c_void_p),
-        ("next_token_ids", c_void_p),
-        ("forward_ns", c_int64),
-        ("sample_ns", c_int64),
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
 class NativeSizes:
     """What a native model needs to know beside the model's own configuration.
@@ -195,6 +149,21 @@ class StepOutput:
     sample_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What the machine could do at most when it was measured.
+
+    Arithmetic in 10^9 operations a second (a multiplication and an addition are two), memory in 10^9 bytes
+    a second (a copied byte counts twice: read and written).
+    """
+
+    int8_gops: float
+    bf16_gflops: float
+    fp32_gflops: float
+    read_gb_s: float
+    copy_gb_s: float
+
+
 class NativeLibrary:
     """A compiled library with the types of its functions."""
 
@@ -210,23 +179,25 @@ class NativeLibrary:
         self.isa = str(self.functions.pg_isa().decode())
 
     def _declare(self) -> None:
-        handle, error = c_void_p, POINTER(_Error)
+        handle, error = c_void_p, POINTER(PgError)
         signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
             "pg_isa": (c_char_p, ()),
-            "pg_create": (c_void_p, (POINTER(_Config), error)),
+            "pg_create": (c_void_p, (POINTER(PgConfig), error)),
             "pg_destroy": (None, (handle,)),
             "pg_set_linear": (
                 c_int32,
-                (handle, c_int32, c_int32, c_int32, POINTER(_Tensor), c_int32, error),
+                (handle, c_int32, c_int32, c_int32, POINTER(PgTensor), c_int32, error),
             ),
-            "pg_set_vector": (c_int32, (handle, c_int32, c_int32, POINTER(_Tensor), error)),
+            "pg_set_vector": (c_int32, (handle, c_int32, c_int32, POINTER(PgTensor), error)),
             "pg_set_rotary": (c_int32, (handle, c_void_p, c_void_p, error)),
             "pg_finish": (c_int32, (handle, error)),
-            "pg_step": (c_int32, (handle, POINTER(_Batch), error)),
+            "pg_step": (c_int32, (handle, POINTER(PgBatch), error)),
             "pg_weight_bytes": (c_int64, (handle,)),
-            "pg_kv_bytes_per_block": (c_int64, (POINTER(_Config),)),
+            "pg_kv_bytes_per_block": (c_int64, (POINTER(PgConfig),)),
             "pg_kv_bytes": (c_int64, (handle,)),
             "pg_kv_data": (c_void_p, (handle,)),
+            "pg_phase_ns": (None, (handle, POINTER(c_int64))),
+            "pg_measure_ceilings": (c_int32, (c_int32, POINTER(c_double), error)),
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(self.functions, name)
@@ -235,6 +206,12 @@ class NativeLibrary:
     def kv_bytes_per_block(self, config: ModelConfig, sizes: NativeSizes) -> int:
         """Return the bytes of keys and values of one block over all layers."""
         return int(self.functions.pg_kv_bytes_per_block(byref(_make_config(config, sizes))))
+
+    def measure_ceilings(self, num_threads: int) -> Ceilings:
+        """Measure what this machine can do with these instructions and so many threads: about a second."""
+        numbers, error = (c_double * len(fields(Ceilings)))(), PgError()
+        _check(self.functions.pg_measure_ceilings(num_threads, numbers, byref(error)), error)
+        return Ceilings(*numbers)
 
 
 class NativeModel:
@@ -251,17 +228,12 @@ class NativeModel:
         self.config = config
         self.sizes = sizes
         self._functions = library.functions
-        self._error = _Error()
+        self._error = PgError()
         handle = self._functions.pg_create(byref(_make_config(config, sizes)), byref(self._error))
         if handle is None:
-            raise EngineInvariantError(f"the native model cannot be made: {self._message}")
+            raise EngineInvariantError(f"the native model cannot be made: {_message_of(self._error)}")
         self._handle = c_void_p(handle)
         self._finalizer = weakref.finalize(self, self._functions.pg_destroy, self._handle)
-
-    @property
-    def _message(self) -> str:
-        message: bytes = self._error.message
-        return message.decode(errors="replace")
 
     def close(self) -> None:
         """Free everything; nothing else may be called afterwards."""
@@ -269,7 +241,7 @@ class NativeModel:
 
     def set_linear(self, layer: int, which: Linear, kind: Kind, tensors: list[StoredTensor]) -> None:
         """Pack the weight of a linear layer; HEAD and EMBED belong to layer 0."""
-        described = (_Tensor * len(tensors))(*map(_describe, tensors))
+        described = (PgTensor * len(tensors))(*map(_describe, tensors))
         self._call(self._functions.pg_set_linear, layer, int(which), int(kind), described, len(tensors))
 
     def set_vector(self, layer: int, which: Vector, values: StoredTensor) -> None:
@@ -294,7 +266,7 @@ class NativeModel:
         """
         num_sequences = len(batch.num_scheduled)
         next_token_ids = array("i", bytes(4 * num_sequences))
-        described = _Batch(
+        described = PgBatch(
             num_sequences=num_sequences,
             num_tokens=len(batch.token_ids),
             wants=_address_of_bytes(batch.wants),
@@ -316,6 +288,12 @@ class NativeModel:
         """Size of the KV pool."""
         return int(self._functions.pg_kv_bytes(self._live_handle()))
 
+    def phase_ns(self) -> dict[str, int]:
+        """Return the nanoseconds that all steps so far spent in each of `PHASES`."""
+        numbers = (c_int64 * len(PHASES))()
+        self._functions.pg_phase_ns(self._live_handle(), numbers)
+        return dict(zip(PHASES, numbers, strict=True))
+
     def view_kv(self) -> Array:
         """Return the KV pool as bytes (kv_bytes) uint8, not copied: for tests. Valid until `close`."""
         address = self._functions.pg_kv_data(self._live_handle())
@@ -327,13 +305,7 @@ class NativeModel:
         return self._handle
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
-        code = function(self._live_handle(), *arguments, byref(self._error))
-        if code == _OUT_OF_MEMORY:
-            raise MemoryError(self._message)
-        if code == _BAD_ARGUMENT:
-            raise EngineInvariantError(f"the native kernels refuse an argument: {self._message}")
-        if code != 0:
-            raise RuntimeError(f"The native kernels failed: {self._message}")
+        _check(function(self._live_handle(), *arguments, byref(self._error)), self._error)
 
 
 _ARRAYS = (
@@ -342,8 +314,8 @@ _ARRAYS = (
 )  # fmt: skip
 
 
-def _make_config(config: ModelConfig, sizes: NativeSizes) -> _Config:
-    return _Config(
+def _make_config(config: ModelConfig, sizes: NativeSizes) -> PgConfig:
+    return PgConfig(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_layers=config.num_layers,
@@ -361,8 +333,8 @@ def _make_config(config: ModelConfig, sizes: NativeSizes) -> _Config:
     )
 
 
-def _describe(tensor: StoredTensor) -> _Tensor:
-    return _Tensor(
+def _describe(tensor: StoredTensor) -> PgTensor:
+    return PgTensor(
         data=tensor.data.ctypes.data,
         storage=int(tensor.storage),
         rows=tensor.rows,
@@ -373,3 +345,18 @@ def _describe(tensor: StoredTensor) -> _Tensor:
 
 def _address_of_bytes(buffer: bytearray) -> int:
     return ctypes.addressof(c_char.from_buffer(buffer)) if buffer else 0
+
+
+def _check(code: int, error: PgError) -> None:
+    """Raise what a function's outcome stands for."""
+    if code == _OUT_OF_MEMORY:
+        raise MemoryError(_message_of(error))
+    if code == _BAD_ARGUMENT:
+        raise EngineInvariantError(f"the native kernels refuse an argument: {_message_of(error)}")
+    if code != 0:
+        raise RuntimeError(f"The native kernels failed: {_message_of(error)}")
+
+
+def _message_of(error: PgError) -> str:
+    message: bytes = error.message
+    return message.decode(errors="replace")

@@ -1,9 +1,12 @@
 // Large memory straight from the system: pages are taken when first written, huge ones where allowed.
+//
+// Under AddressSanitizer it comes from the heap instead, which is watched to the byte.
 
 #pragma once
 
 #include <sys/mman.h>
 
+#include <cstdlib>
 #include <new>
 
 #include "types.h"
@@ -11,6 +14,18 @@
 namespace pageglass {
 
 constexpr int64_t kHugePage = 2 << 20;
+
+#if defined(__SANITIZE_ADDRESS__)
+
+inline Memory::Memory(int64_t num_bytes) : num_bytes_(num_bytes) {
+  if (num_bytes == 0) return;
+  if (posix_memalign(&data_, 64, (size_t)num_bytes) != 0) throw std::bad_alloc();
+  std::memset(data_, 0, (size_t)num_bytes);
+}
+
+inline Memory::~Memory() { std::free(data_); }
+
+#else
 
 // Random reads of a block pool cost a page-table walk each with pages of 4 KiB: huge pages spare most of them.
 inline Memory::Memory(int64_t num_bytes) : num_bytes_(num_bytes) {
@@ -31,6 +46,8 @@ inline Memory::Memory(int64_t num_bytes) : num_bytes_(num_bytes) {
 inline Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, (size_t)round_up(num_bytes_, 4096));
 }
+
+#endif
 
 inline Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(data_, other.data_);

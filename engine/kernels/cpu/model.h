@@ -13,6 +13,7 @@
 namespace pageglass {
 
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxThreads = 1024;
 constexpr int kMaxLinear = PG_EMBED + 1;
 constexpr int kMaxVector = PG_FINAL_NORM + 1;
 
@@ -42,7 +43,7 @@ inline void check_config(const PgConfig& config) {
       {"num_blocks", config.num_blocks, 1, 1 << 24},
       {"kv_type", config.kv_type, 0, 1},
       {"number_type", config.number_type, 0, 2},
-      {"num_threads", config.num_threads, 1, 1024},
+      {"num_threads", config.num_threads, 1, kMaxThreads},
   };
   for (const auto& limit : limits) {
     if (limit.value < limit.low || limit.value > limit.high) {

@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineInvariantError, KernelsUnavailableError
-from engine.kernels.cpu import library as library_module
+from engine.kernels.cpu import structs as structs_module
 from engine.kernels.cpu.build import SOURCE_FOLDER
 from engine.kernels.cpu.library import (
+    PHASES,
     Kind,
     Linear,
     NativeLibrary,
@@ -51,10 +53,10 @@ def describe(struct: type[ctypes.Structure]) -> list[int]:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
 def test_structs_and_numbers_are_those_of_the_header(tmp_path: Path) -> None:
     structs = {
-        "PgError": library_module._Error,
-        "PgConfig": library_module._Config,
-        "PgTensor": library_module._Tensor,
-        "PgBatch": library_module._Batch,
+        "PgError": structs_module.PgError,
+        "PgConfig": structs_module.PgConfig,
+        "PgTensor": structs_module.PgTensor,
+        "PgBatch": structs_module.PgBatch,
     }
     enums: dict[str, Any] = {"PG_": Storage, "PG_KIND_": Kind}
     linear_and_vector = [("PG_", Linear), ("PG_", Vector), ("PG_", Want)]
@@ -164,3 +166,22 @@ def test_a_step_says_how_long_it_took(model: NativeModel) -> None:
     assert model.weight_bytes > 0
     assert model.kv_bytes == 4 * open_library().kv_bytes_per_block(model.config, model.sizes)
     assert model.view_kv().shape == (model.kv_bytes,)
+
+
+def test_the_phases_of_a_step_add_up_to_its_time(model: NativeModel) -> None:
+    before = model.phase_ns()
+    output = model.step(make_batch([0], [1, 2, 3]))
+    spent = {name: ns - before[name] for name, ns in model.phase_ns().items()}
+    assert tuple(spent) == PHASES
+    assert all(ns >= 0 for ns in spent.values())
+    assert 0 < sum(spent.values()) <= output.forward_ns + output.sample_ns
+
+
+def test_what_the_machine_can_do_is_measured() -> None:
+    ceilings = open_library().measure_ceilings(1)
+    assert all(number > 0 for number in asdict(ceilings).values())
+
+
+def test_ceilings_of_no_threads_are_refused() -> None:
+    with pytest.raises(EngineInvariantError, match="num_threads"):
+        open_library().measure_ceilings(0)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.cpu.build import build
 from engine.kernels.cpu.instruction_sets import runnable
 from engine.kernels.cpu.library import Want
 from engine.model.sampler import Draw, sample
 from engine.model.uniform import uniform
 from engine.sampling_params import MAX_COUNT, SamplingParams
+from tests.support.kernels import open_library
 
 Array = NDArray[Any]
 
@@ -47,7 +47,7 @@ class Sampler:
     """`pg_sample` of a compiled library."""
 
     def __init__(self, isa: str) -> None:
-        self._function = ctypes.CDLL(str(build(isa))).pg_sample
+        self._function = open_library(isa).functions.pg_sample
 
     def __call__(
         self,
