@@ -75,9 +75,13 @@ class Activations {
 
  private:
   void put_int8(int64_t r, int64_t group, Floats a, Floats b) {
-    const float largest = reduce_max(max(abs(a), abs(b)));
-    // A row with a number that is none shall end in logits that are none, not in plausible ones.
-    const float scale = largest <= FLT_MAX ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    float largest = reduce_max(max(abs(a), abs(b)));
+    float scale = largest / 127.0f;
+    if ((lanes_with_nan(a) | lanes_with_nan(b)) != 0 || !(largest <= FLT_MAX)) {
+      // A row with a number that is none shall end in logits that are none, not in plausible ones.
+      scale = std::numeric_limits<float>::quiet_NaN();
+      a = b = broadcast(0.0f);
+    }
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     const Floats factor = broadcast(inverse <= FLT_MAX ? inverse : 0.0f);
     const Ints qa = to_ints(mul(a, factor)), qb = to_ints(mul(b, factor));

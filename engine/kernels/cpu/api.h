@@ -62,20 +62,21 @@ enum PgWant { PG_NOTHING = 0, PG_GREEDY = 1, PG_DRAW = 2 };
 // One step. Arrays are per sequence unless they say otherwise.
 typedef struct {
   int32_t num_sequences;
-  int32_t num_tokens;             // sum of num_scheduled
-  const int32_t* token_ids;       // (num_tokens) the scheduled tokens of all sequences, one after the other
-  const int32_t* num_computed;    // tokens whose KV is in the cache: position of the first scheduled token
-  const int32_t* num_scheduled;   // 1 or more
-  const int32_t* tables;          // all block tables, one after the other
-  const int32_t* table_starts;    // (num_sequences + 1) where each table begins in `tables`, and the end
-  const uint8_t* wants;           // PgWant: whether the last token's successor is wanted, and how
-  const float* temperatures;      // above 0, for PG_DRAW
-  const int32_t* top_ks;          // 0: off
-  const double* top_ps;           // 1: off
-  const double* uniforms;         // in [0, 1): decides what is drawn
-  int32_t want_all_logits;        // 1: logits of every token, not only of the wanted last ones
-  float* logits;                  // NULL, or room for (wanted or all tokens, vocab_size), in the order of the rows
-  int32_t* next_token_ids;        // out: the next token, -1 where none is wanted, -2 where no logit is finite
+  int32_t num_tokens;            // sum of num_scheduled
+  const int32_t* token_ids;      // (num_tokens) the scheduled tokens of all sequences, one after the other
+  const int32_t* num_computed;   // tokens whose KV is in the cache: position of the first scheduled token
+  const int32_t* num_scheduled;  // 1 or more
+  const int32_t* tables;         // all block tables, one after the other
+  const int32_t* table_starts;   // (num_sequences + 1) where each table begins in `tables`, and the end
+  const uint8_t* wants;          // PgWant: whether the last token's successor is wanted, and how
+  const float* temperatures;     // above 0, for PG_DRAW
+  const int32_t* top_ks;         // 0: off
+  const double* top_ps;          // 1: off
+  const double* uniforms;        // in [0, 1): decides what is drawn
+  int32_t want_all_logits;       // 1: logits of every token, not only of the wanted last ones
+  float* logits;                 // NULL, or room for (wanted or all tokens, vocab_size), in the order of the rows
+  int32_t*
+      next_token_ids;  // out: the next token, -1 where none is wanted, -2 where the largest logit is no finite number
   int64_t forward_ns, sample_ns;  // out
 } PgBatch;
 

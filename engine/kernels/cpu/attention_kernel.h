@@ -43,7 +43,7 @@ inline Ints broadcast_pair(const uint16_t* pair) {
 
 // 2^x for x <= 0, relative error below 1.1e-4 (a weight is then rounded to 8 bits); below -125 as at -125. 2^0 is 1.
 inline Floats exp2_of_negative(Floats x) {
-  x = max(x, broadcast(-125.0f));
+  x = max(broadcast(-125.0f), x);  // a NaN stays one
   const Floats n_shifted = add(x, broadcast(kToInteger)), r = sub(x, sub(n_shifted, broadcast(kToInteger)));
   Floats p = broadcast(0.0550089329f);  // least maximum of the relative error on [-0.5, 0.5]
   p = fma(p, r, broadcast(0.2422109693f));

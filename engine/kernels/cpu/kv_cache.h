@@ -14,7 +14,9 @@
 
 #pragma once
 
+#include <cfloat>
 #include <cmath>
+#include <limits>
 
 #include "memory.h"
 #include "simd.h"
@@ -148,11 +150,20 @@ class KvCache {
     for (int i = 0; i < head_dim_; i++) to[at.value + (int64_t)i * at.value_step] = numbers[i];
   }
 
-  // The largest magnitude becomes 127. Returns the scale.
+  // The largest magnitude becomes 127. Returns the scale: NaN where a number is none.
   float quantise(const float* from, int8_t* to) const {
     Floats largest = broadcast(0.0f);
-    for (int i = 0; i < head_dim_; i += kLanes) largest = max(abs(load(from + i)), largest);
+    uint32_t broken = 0;
+    for (int i = 0; i < head_dim_; i += kLanes) {
+      const Floats numbers = load(from + i);
+      largest = max(abs(numbers), largest);
+      broken |= lanes_with_nan(numbers);
+    }
     const float magnitude = reduce_max(largest);
+    if (broken != 0 || !(magnitude <= FLT_MAX)) {
+      std::memset(to, 0, (size_t)head_dim_);
+      return std::numeric_limits<float>::quiet_NaN();
+    }
     const Floats inverse = broadcast(magnitude > 0.0f ? 127.0f / magnitude : 0.0f);
     const Floats top = broadcast(127.0f), bottom = broadcast(-127.0f);
     for (int i = 0; i < head_dim_; i += kLanes) {

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import EngineInvariantError, KernelsUnavailableError
+from engine.errors import ConfigError, EngineInvariantError, KernelsUnavailableError
 from engine.kernels.cpu.structs import PgBatch, PgConfig, PgError, PgTensor
 from engine.model.config import ModelConfig
 
@@ -231,7 +231,7 @@ class NativeModel:
         self._error = PgError()
         handle = self._functions.pg_create(byref(_make_config(config, sizes)), byref(self._error))
         if handle is None:
-            raise EngineInvariantError(f"the native model cannot be made: {_message_of(self._error)}")
+            raise ConfigError(f"The native kernels cannot be set up: {_message_of(self._error)}.")
         self._handle = c_void_p(handle)
         self._finalizer = weakref.finalize(self, self._functions.pg_destroy, self._handle)
 

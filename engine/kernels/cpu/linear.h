@@ -28,6 +28,7 @@ namespace pageglass {
 constexpr int64_t kQ4CodeBytes = kGroup * kPanel / 2;
 constexpr int64_t kInt8CodeBytes = kGroup * kPanel;
 constexpr int64_t kScaleBytes = kPanel * 2;
+constexpr uint16_t kF16NaN = 0x7e00;
 constexpr float kFarthestZeroPoint = 100.0f;  // code - zero point must fit into int8
 
 struct Linear {
@@ -147,12 +148,15 @@ class GroupPacker {
     float kept = scale;
     if (std::fabs(minimum) > kFarthestZeroPoint * std::fabs(scale)) {
       stored = float_to_f16(std::copysign(std::fabs(minimum) / kFarthestZeroPoint, scale));
+      if (std::fabs(f16_to_float(stored)) * kFarthestZeroPoint < std::fabs(minimum)) stored++;  // away from 0
       kept = f16_to_float(stored);
       const auto round_code = [&](int code) { return kept != 0 ? (int)std::nearbyint(code * scale / kept) : 0; };
       for (uint8_t& byte : codes) byte = (uint8_t)(round_code(byte & 15) | round_code(byte >> 4) << 4);
     }
-    const float exact = kept != 0 ? -minimum / kept * 256.0f : 0.0f;
-    const auto zero_point = (int16_t)std::nearbyint(std::min(std::max(exact, -32000.0f), 32000.0f));
+    const bool is_finite = std::isfinite(kept) && std::isfinite(minimum);
+    if (!is_finite) stored = kF16NaN;
+    const float exact = is_finite && kept != 0 ? -minimum / kept * 256.0f : 0.0f;
+    const auto zero_point = (int16_t)std::nearbyint(std::min(std::max(exact, -28000.0f), 28000.0f));
     put_words(codes, 4, panel_group, column, 0);
     std::memcpy(panel_group + kQ4CodeBytes + 2 * column, &stored, 2);
     std::memcpy(panel_group + kQ4CodeBytes + kScaleBytes + 2 * column, &zero_point, 2);
@@ -171,8 +175,12 @@ class GroupPacker {
 
   static void put_int8(const float* numbers, uint8_t* panel_group, int64_t column) {
     float largest = 0;
-    for (int i = 0; i < kGroup; i++) largest = std::max(largest, std::fabs(numbers[i]));
-    const uint16_t stored = float_to_f16(largest / 127.0f);
+    bool is_finite = true;
+    for (int i = 0; i < kGroup; i++) {
+      largest = std::max(largest, std::fabs(numbers[i]));
+      is_finite = is_finite && std::isfinite(numbers[i]);
+    }
+    const uint16_t stored = is_finite ? float_to_f16(largest / 127.0f) : kF16NaN;
     const float scale = f16_to_float(stored);
     uint8_t codes[kGroup];
     for (int i = 0; i < kGroup; i++) {

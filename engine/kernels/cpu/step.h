@@ -32,7 +32,7 @@ enum Phase { kEmbed, kNorm, kQkv, kRotary, kAttention, kCombine, kOutput, kGateU
 struct alignas(64) Best {
   Floats value;
   Ints token;
-  Floats poison;  // 0, or NaN once a logit was no finite number
+  bool has_nan;
 };
 
 class Step {
@@ -53,8 +53,8 @@ class Step {
   }
 
   void run(PgBatch& batch) {
-    FlushDenormals flush;
     check_batch(batch);
+    FlushDenormals flush;  // from here on: a tiny top_p is above 0
     batch_ = &batch;
     reserve(batch.num_tokens);
     list_rows();

@@ -180,7 +180,7 @@ inline void Step::compute_head(const Activations& x) {
   const Floats none = broadcast(-std::numeric_limits<float>::infinity());
   if (!writes_logits_) {
     for (size_t i = 0; i < wanted_.size() * (size_t)config_.num_threads; i++)
-      best_[i] = {none, broadcast_int(0), broadcast(0.0f)};
+      best_[i] = {none, broadcast_int(0), false};
   }
   model_.pool().parallel(head.num_panels, 8, [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
@@ -195,7 +195,7 @@ inline void Step::compute_head(const Activations& x) {
                        if (num_lanes < kLanes) sums = first_lanes(sums, num_lanes, none);
                        Best& seen = best_[(size_t)thread * wanted_.size() + (size_t)row];
                        keep_greater(seen.value, seen.token, sums, lane_numbers((int32_t)column));
-                       if (num_lanes == kLanes) seen.poison = fma(sums, broadcast(0.0f), seen.poison);
+                       seen.has_nan = seen.has_nan || lanes_with_nan(sums) != 0;
                      });
     }
   });

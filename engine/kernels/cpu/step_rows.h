@@ -101,7 +101,8 @@ inline void Step::take_best() {
     const int32_t row = logits_row_[(size_t)s];
     batch.next_token_ids[s] = kNoToken;
     if (row < 0) continue;
-    float best = -std::numeric_limits<float>::infinity(), poison = 0;
+    float best = -std::numeric_limits<float>::infinity();
+    bool has_nan = false;
     int32_t token = kFailedToken;
     for (int t = 0; t < config_.num_threads; t++) {
       const Best& seen = best_[(size_t)t * wanted_.size() + (size_t)row];
@@ -109,7 +110,7 @@ inline void Step::take_best() {
       int32_t tokens[kLanes];
       store(values, seen.value);
       store_ints(tokens, seen.token);
-      poison += reduce_add(seen.poison);
+      has_nan = has_nan || seen.has_nan;
       for (int lane = 0; lane < kLanes; lane++) {
         if (values[lane] > best || (values[lane] == best && tokens[lane] < token)) {
           best = values[lane];
@@ -117,7 +118,7 @@ inline void Step::take_best() {
         }
       }
     }
-    batch.next_token_ids[s] = poison == 0 ? token : kFailedToken;
+    batch.next_token_ids[s] = has_nan || !std::isfinite(best) ? kFailedToken : token;
   }
 }
 

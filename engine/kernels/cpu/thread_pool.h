@@ -15,10 +15,13 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "simd.h"
+#include "types.h"
 
 namespace pageglass {
 
@@ -55,13 +58,16 @@ class Signal {
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads) {
-    for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+    try {
+      for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+    } catch (const std::system_error&) {
+      const int num_started = this->num_threads();
+      stop();
+      throw BadArgument("threads is " + std::to_string(num_threads) + ", but the system starts no more than " +
+                        std::to_string(num_started));
+    }
   }
-  ~ThreadPool() {
-    stopping_ = true;
-    opened_.advance();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~ThreadPool() { stop(); }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
@@ -106,6 +112,13 @@ class ThreadPool {
     num_done_.store(0, std::memory_order_relaxed);
     ticket_.store(number << 32);
     opened_.advance();
+  }
+
+  void stop() {
+    stopping_ = true;
+    opened_.advance();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
   void take_pieces(int thread) {

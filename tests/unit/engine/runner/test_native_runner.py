@@ -203,3 +203,14 @@ def test_memory_is_given_back(files: ModelFiles, tmp_path: Path) -> None:
         assert resident_bytes() - before > (sizes_mib - 4) << 20
         model.close()
         assert resident_bytes() - before < 4 << 20
+
+
+def test_the_smallest_top_p_is_a_greedy_draw_and_disturbs_nobody(files: ModelFiles) -> None:
+    requests = make_requests(3)[:3]
+    tiny = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, top_p=1e-310, seed=1)
+    greedy = EngineRequest(request_id="g", prompt_token_ids=[5, 6, 7], sampling_params=GREEDY)
+    smallest = EngineRequest(request_id="t", prompt_token_ids=[5, 6, 7], sampling_params=tiny)
+    expected, _ = run(make_core(make_runner(files, 64)), [*requests, greedy])
+    answers, _ = run(make_core(make_runner(files, 64)), [*requests, smallest])
+    assert answers.pop("t") == expected.pop("g")
+    assert answers == expected
