@@ -1,5 +1,7 @@
 """Loads a model for the native kernels: library, packed weights, runner. No torch."""
 
+from pathlib import Path
+
 from engine.config import EngineConfig
 from engine.engine_info import EngineInfo
 from engine.errors import EngineInvariantError, KernelsUnavailableError
@@ -21,9 +23,17 @@ def open_library(isa: str, on_wait: OnWait) -> NativeLibrary:
     path = build(isa, on_wait=on_wait)
     try:
         return NativeLibrary(path)
-    except KernelsUnavailableError:
-        path.unlink(missing_ok=True)
+    except KernelsUnavailableError as error:
+        _remove(path, error)
         return NativeLibrary(build(isa, on_wait=on_wait))
+
+
+def _remove(path: Path, fault: KernelsUnavailableError) -> None:
+    """Remove a library that cannot be loaded; if that fails too, raise both reasons as one line."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise KernelsUnavailableError(f"{fault} The server was not allowed to ({error.strerror}).") from error
 
 
 class NativeBackend:

@@ -1,11 +1,12 @@
 """Compiles the kernels into a shared library, once per instruction set, version and compiler.
 
 Run `python -m engine.kernels.cpu.build` to have it done before a server needs it. Nothing but a C++
-compiler is used. A library's name says what it was made from, so that a stale one is never found, and it
-appears whole or not at all: processes that compile at the same time do no harm.
+compiler is used. A library's name says what it was made from and how long it is, so that neither a stale nor
+a truncated one is ever found, and it appears whole or not at all. Who finds another process compiling waits.
 """
 
 import argparse
+import fcntl
 import hashlib
 import logging
 import os
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +58,9 @@ _TEMPORARY_PREFIX = ".making-"
 _MAX_REASON_CHARS = 300
 
 OnWait = Callable[[float], None]
-"""Gets the seconds that compiling has taken so far; what it raises ends the compiler."""
+"""Gets the seconds that compiling (or waiting for who does) has taken so far; what it raises ends it."""
+
+_Tick = Callable[[], None]
 
 
 def default_folder() -> Path:
@@ -86,16 +90,18 @@ class _Recipe:
         return f"{self.kind}-{self.source_hash}-*.so"
 
     @cached_property
-    def name(self) -> str:
-        assert self.compiler is not None
-        return self.pattern.replace("*", hashlib.sha256(_version_of(self.compiler)).hexdigest()[:8])
+    def own_pattern(self) -> str:
+        """What the name matches if this compiler made it; the number of bytes stands in place of `*`."""
+        if self.compiler is None:
+            raise KernelsUnavailableError(_missing_compiler_message())
+        return self.pattern.replace("*", hashlib.sha256(_version_of(self.compiler)).hexdigest()[:8] + ".*")
 
 
 def find_library(isa: str, folder: Path | None = None, *, sanitize: bool = False) -> Path | None:
     """Return the library for an instruction set if it is there.
 
-    Without a compiler one that any compiler made from the same sources counts: an image may be built with
-    one and run without.
+    Without a compiler that runs, one that any compiler made from the same sources counts: an image may be
+    built with one and run without.
     """
     return _find(_make_recipe(isa, sanitize=sanitize), folder or default_folder())
 
@@ -105,33 +111,96 @@ def build(
 ) -> Path:
     """Return the library for an instruction set, compiled now unless it is there.
 
-    `folder`: where libraries are kept (None: `default_folder`). `sanitize`: with AddressSanitizer, whose
-    runtime must be loaded first (`LD_PRELOAD`). Raises `KernelsUnavailableError` with one line that says
-    what is missing or wrong.
+    Where it cannot be compiled, one that any compiler made from the same sources serves. `folder`: where
+    libraries are kept (None: `default_folder`). `sanitize`: with AddressSanitizer, whose runtime must be
+    loaded first (`LD_PRELOAD`). Raises `KernelsUnavailableError` with one line that says what is missing or
+    wrong.
     """
     folder = folder or default_folder()
     recipe = _make_recipe(isa, sanitize=sanitize)
     found = _find(recipe, folder)
     if found is not None:
         return found
-    if recipe.compiler is None:
-        raise KernelsUnavailableError(f"The native kernels need a C++ compiler and there is none; {ADVICE}.")
     try:
+        return _make(recipe, folder, _make_tick(on_wait))
+    except KernelsUnavailableError as error:
+        found = _find_whole(folder, recipe.pattern)
+        if found is None:
+            raise
+        logger.warning("%s A library that another compiler made of the same sources serves.", error)
+        return found
+
+
+def _make_tick(on_wait: OnWait | None) -> _Tick:
+    """Return what reports the time since now: one clock for waiting and compiling never goes backwards."""
+    started_s = time.monotonic()
+
+    def tick() -> None:
+        if on_wait is not None:
+            on_wait(time.monotonic() - started_s)
+
+    return tick
+
+
+def _make(recipe: _Recipe, folder: Path, tick: _Tick) -> Path:
+    """Compile, unless another process that does so already ends well."""
+    own_pattern = recipe.own_pattern
+    with _storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        number, making = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, suffix=".so", dir=folder)
-        os.close(number)
+    with _locked(folder, tick):
+        found = _find_whole(folder, own_pattern)
+        if found is not None:
+            return found
+        with _storing(folder):
+            # The linker makes the file with the rights that the umask gives; only the folder is private.
+            workplace = tempfile.TemporaryDirectory(
+                prefix=_TEMPORARY_PREFIX, dir=folder, ignore_cleanup_errors=True
+            )
+        with workplace:
+            made = Path(workplace.name) / "library.so"
+            _compile(recipe, made, tick)
+            with _storing(folder), made.open("rb") as file:
+                os.fsync(file.fileno())  # or the name might get to the disk before the content
+                path = made.replace(folder / own_pattern.replace("*", str(made.stat().st_size)))
+        _prune(folder, recipe.kind)
+    return path
+
+
+@contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line."""
+    try:
+        yield
     except OSError as error:
         raise KernelsUnavailableError(
             f"The native kernels cannot be stored in {folder} ({error.strerror}); make it writable."
         ) from error
+
+
+@contextmanager
+def _locked(folder: Path, tick: _Tick) -> Iterator[None]:
+    """Hold the folder's lock, to save work; who cannot have it in a compiler's time goes on without."""
     try:
-        _compile(recipe, Path(making), on_wait)
-        path = folder / recipe.name
-        Path(making).replace(path)
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # released by the system if this process dies
+    except OSError:
+        yield
+        return
+    try:
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while _is_held_by_another(number) and time.monotonic() < deadline_s:
+            tick()
+            time.sleep(_POLL_S)
+        yield
     finally:
-        Path(making).unlink(missing_ok=True)
-    _prune(folder, recipe.kind)
-    return path
+        os.close(number)
+
+
+def _is_held_by_another(number: int) -> bool:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # any other: a file system without locks
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _make_recipe(isa: str, *, sanitize: bool) -> _Recipe:
@@ -145,12 +214,27 @@ def _make_recipe(isa: str, *, sanitize: bool) -> _Recipe:
 
 def _find_compiler() -> tuple[str, ...] | None:
     """Return the command of the C++ compiler: `CXX`, else the first of the usual names that is there."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    chosen = _chosen_compiler()
     for command in [chosen] if chosen else [[name] for name in _COMPILERS]:
         path = shutil.which(command[0])
         if path is not None:
             return (path, *command[1:])
     return None
+
+
+def _chosen_compiler() -> list[str]:
+    """Return the words of `CXX`."""
+    text = os.environ.get("CXX", "")
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote without its partner: not found, and then named
+        return [text]
+
+
+def _missing_compiler_message() -> str:
+    chosen = _chosen_compiler()
+    fault = f"CXX names {chosen[0]!r}, which cannot be run; correct it or unset it" if chosen else ADVICE
+    return f"The native kernels need a C++ compiler and there is none; {fault}."
 
 
 def _version_of(compiler: tuple[str, ...]) -> bytes:
@@ -160,19 +244,37 @@ def _version_of(compiler: tuple[str, ...]) -> bytes:
         raise KernelsUnavailableError(
             f"The compiler {compiler[0]} cannot be run ({error}); {ADVICE}."
         ) from error
+    if result.returncode != 0:
+        fault = _first_fault((result.stderr or result.stdout).decode(errors="replace"))
+        raise KernelsUnavailableError(
+            f"The compiler {compiler[0]} does not work ({compiler[0]} --version failed: {fault}); {ADVICE}."
+        )
     return result.stdout
 
 
 def _find(recipe: _Recipe, folder: Path) -> Path | None:
-    if recipe.compiler is not None:
-        path = folder / recipe.name
-        return path if path.is_file() else None
-    return next(iter(sorted(folder.glob(recipe.pattern))), None)
+    pattern = recipe.pattern
+    with suppress(KernelsUnavailableError):
+        pattern = recipe.own_pattern
+    return _find_whole(folder, pattern)
 
 
-def _compile(recipe: _Recipe, making: Path, on_wait: OnWait | None) -> None:
+def _find_whole(folder: Path, pattern: str) -> Path | None:
+    return next((path for path in sorted(folder.glob(pattern)) if _is_whole(path)), None)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library can be read and is as long as its name says: a truncated one ends the process."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return False
+    return path.suffixes == [f".{size}", ".so"] and os.access(path, os.R_OK)
+
+
+def _compile(recipe: _Recipe, made: Path, tick: _Tick) -> None:
     assert recipe.compiler is not None
-    command = [*recipe.compiler, *recipe.flags, MAIN_SOURCE, "-o", str(making)]
+    command = [*recipe.compiler, *recipe.flags, MAIN_SOURCE, "-o", str(made)]
     started_s = time.monotonic()
     with tempfile.TemporaryFile() as output:
         try:
@@ -186,7 +288,7 @@ def _compile(recipe: _Recipe, making: Path, on_wait: OnWait | None) -> None:
                 f"The compiler {command[0]} cannot be run ({error.strerror}); {ADVICE}."
             ) from error
         try:
-            _wait(process, started_s, on_wait)
+            _wait(process, tick)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -197,21 +299,22 @@ def _compile(recipe: _Recipe, making: Path, on_wait: OnWait | None) -> None:
         raise KernelsUnavailableError(
             f"Compiling the native kernels with {command[0]} failed: {_first_fault(text)}.", details=text
         )
+    if not made.is_file():
+        raise KernelsUnavailableError(f"The compiler {command[0]} made no library; {ADVICE}.")
     logger.info("Compiled the kernels for %s in %.0f s", recipe.kind, time.monotonic() - started_s)
 
 
-def _wait(process: subprocess.Popen[bytes], started_s: float, on_wait: OnWait | None) -> None:
+def _wait(process: subprocess.Popen[bytes], tick: _Tick) -> None:
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             process.wait(_POLL_S)
         except subprocess.TimeoutExpired:
-            waited_s = time.monotonic() - started_s
-            if waited_s > _TIMEOUT_S:
+            if time.monotonic() > deadline_s:
                 raise KernelsUnavailableError(
                     f"Compiling the native kernels did not end within {_TIMEOUT_S:.0f} s."
                 ) from None
-            if on_wait is not None:
-                on_wait(waited_s)
+            tick()
         else:
             return
 
@@ -231,7 +334,9 @@ def _prune(folder: Path, kind: str) -> None:
         path for path in folder.glob(f"{_TEMPORARY_PREFIX}*") if time.time() - _changed_s(path) > _STALE_S
     ]
     for path in [*sorted(kinds, key=_changed_s, reverse=True)[KEPT_LIBRARIES:], *stale]:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # a folder, or another process was first, or it belongs to another user
+            path.unlink()
 
 
 def _changed_s(path: Path) -> float:

@@ -3,6 +3,9 @@
 import ctypes
 import os
 import shutil
+import stat
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -104,13 +107,50 @@ def test_a_warning_is_an_error(folder: Path, sources: Path) -> None:
         build(ISA, folder)
 
 
-@pytest.mark.parametrize("command", ["/nowhere/c++", "no-such-compiler -O1"])
-def test_a_compiler_that_is_chosen_but_not_there_is_none(
+@pytest.mark.parametrize("command", ["/nowhere/c++", "no-such-compiler -O1", "'unbalanced"])
+def test_a_compiler_that_is_chosen_but_not_there_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("CXX", command)
-    with pytest.raises(KernelsUnavailableError, match="compiler"):
+    first = command.split(maxsplit=1)[0]
+    with pytest.raises(KernelsUnavailableError, match=f"CXX names .{first}.*unset") as caught:
         build(ISA, folder)
+    assert "apt-get" not in str(caught.value)
+
+
+@pytest.mark.parametrize("script", ["exit 1", '[ "$1" = --version ] || exit 1', ":"])
+def test_a_compiler_that_does_not_work_leaves_a_library_made_before_in_use(
+    folder: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    path = build(ISA, folder)
+    monkeypatch.setenv("CXX", str(write_compiler(tmp_path / "broken", script)))
+    assert build(ISA, folder) == path
+    (sources / "value.h").write_text("constexpr int kValue = 3;\n")
+    with pytest.raises(KernelsUnavailableError, match="broken"):
+        build(ISA, folder)
+
+
+def test_a_truncated_library_is_not_found_and_compiled_again(folder: Path) -> None:
+    path = build(ISA, folder)
+    os.truncate(path, path.stat().st_size - 1)
+    assert find_library(ISA, folder) is None
+    assert build(ISA, folder) == path == find_library(ISA, folder)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o755), (0o027, 0o750)])
+def test_a_library_may_be_read_by_whom_the_umask_lets(folder: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = build(ISA, folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_library_that_may_not_be_read_is_not_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(ISA, folder)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may read everything
+    assert find_library(ISA, folder) is None
 
 
 def test_a_compiler_that_fails_without_a_word_is_an_error(
@@ -152,7 +192,12 @@ def _runs(pid: int) -> bool:
     return state != "Z"  # ended, but whoever adopted it has not looked yet
 
 
-def test_several_may_compile_at_once(folder: Path) -> None:
+def test_of_several_at_once_one_compiles_and_the_others_wait_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    script = f'[ "$1" = --version ] && exit 0\necho run >> {log}\nexec c++ "$@"'
+    monkeypatch.setenv("CXX", str(write_compiler(tmp_path / "counted", script)))
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(build(ISA, folder))) for _ in range(3)]
     for thread in threads:
@@ -162,6 +207,41 @@ def test_several_may_compile_at_once(folder: Path) -> None:
     assert len(paths) == 3
     assert len(set(paths)) == 1
     assert [entry.name for entry in folder.iterdir()] == [paths[0].name]
+    assert log.read_text() == "run\n"
+
+
+def test_who_waits_for_another_process_can_give_up_and_compiles_if_that_dies(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    holding = (
+        "import fcntl, os, sys, time\n"
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\ntime.sleep(600)"
+    )
+
+    def give_up(waited_s: float) -> None:
+        raise InterruptedError
+
+    with subprocess.Popen([sys.executable, "-c", holding, str(folder)], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            with pytest.raises(InterruptedError):
+                build(ISA, folder, on_wait=give_up)
+            path = build(ISA, folder, on_wait=lambda waited_s: holder.kill())
+        finally:
+            holder.kill()
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+
+
+def test_what_killed_processes_left_goes_after_a_while(folder: Path) -> None:
+    left = [folder / ".making-file.so", folder / ".making-folder", folder / ".making-now"]
+    left[1].mkdir(parents=True)
+    for path in (left[0], left[1] / "library.so", left[2]):
+        path.touch()
+    for path in left[:2]:
+        os.utime(path, (1, 1))
+    build(ISA, folder)
+    assert [path.exists() for path in left] == [False, False, True]
 
 
 def test_old_libraries_of_a_kind_go(folder: Path, sources: Path) -> None:
