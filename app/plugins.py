@@ -162,7 +162,7 @@ class ApplicationPlugin(InitPlugin):
 
     def _open_hub(self, config: EngineConfig) -> None:
         self.hub.open(config, self.host.model_name, info=self.host.info)
-        self.recorder.open(config, self.host.model_name)
+        self.recorder.open(config, self.host.model_name, info=self.host.info)
 
     def _tell_status(self) -> None:
         self.hub.set_status(self.host.status.value)

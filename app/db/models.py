@@ -26,7 +26,9 @@ class Base(DeclarativeBase):
 
 
 class SessionRow(Base):
-    """One server run. `config` is the resolved `EngineConfig` as JSON, null until the model is loaded.
+    """One server run. `config` is the resolved `EngineConfig` as JSON, `engine` the `EngineInfo`.
+
+    Both are null until the model is loaded, `engine` also in sessions of before it was recorded.
 
     Steps `first_step` to `last_step` are stored, less those in gaps; older ones were given up for space.
     `ended_how` is null while it runs, else `stopped` or `interrupted`. `records_text`: whether prompts,
@@ -41,6 +43,7 @@ class SessionRow(Base):
     ended_how: Mapped[str | None]
     model_name: Mapped[str]
     config: Mapped[str | None]
+    engine: Mapped[str | None]
     version: Mapped[str]
     records_text: Mapped[bool]
     first_step: Mapped[int] = mapped_column(default=1)

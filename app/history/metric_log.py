@@ -8,7 +8,7 @@ from sqlalchemy import func
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.models import METRIC_MAXIMA, METRIC_NEWEST, METRIC_SUMS, MetricRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter, Turn, Write
 from engine.config import EngineConfig
 from engine.records import Admitted, Arrived, Event, Finished, Preempted, StepRecord
 from engine.sequence import FinishReason
@@ -159,5 +159,5 @@ class MetricLog:
             self._timer = None
         if self._sums is not None:
             row = {"session_id": self._session_id, **msgspec.structs.asdict(self._sums)}
-            self._writer.put(Write(_UPSERT, [row], num_bytes=_ROW_BYTES))
+            self._writer.put(Write(_UPSERT, [row], num_bytes=_ROW_BYTES, turn=Turn.METRICS))
             self._sums = None

@@ -15,6 +15,7 @@ from sqlalchemy import insert, update
 from app.db.models import SessionRow
 from app.db.writer import HistoryWriter, Write
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
 
@@ -77,9 +78,10 @@ class Recorder:
         }
         self._writer.put(Write(insert(SessionRow), [row]))
 
-    def open(self, config: EngineConfig, model_name: str) -> None:
-        """The engine is ready."""
-        self._update(config=msgspec.json.encode(config).decode(), model_name=model_name)
+    def open(self, config: EngineConfig, model_name: str, *, info: EngineInfo | None = None) -> None:
+        """The engine is ready; `info` says how the model is run."""
+        engine = msgspec.json.encode(info).decode() if info is not None else None
+        self._update(config=msgspec.json.encode(config).decode(), engine=engine, model_name=model_name)
         for part in self._parts:
             part.on_open(config)
 

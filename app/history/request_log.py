@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.models import RequestEventRow, RequestRow, RequestTextRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter, Turn, Write
 from app.history.crash_repair import INTERRUPTED, OPEN_STATUSES
 from app.history.lost_requests import LostRequests
 from app.history.recorder import TextSwitch
@@ -95,7 +95,7 @@ class RequestLog:
         if self._may_keep_text(info) and any(output.texts):
             outputs = msgspec.json.encode(output.texts).decode()
             row = {"row_id": output.request_id, "outputs": outputs, "silent_step": self._silent_step}
-            writes.append(Write(_UPDATE_TEXT, [row], num_bytes=len(outputs)))
+            writes.append(Write(_UPDATE_TEXT, [row], num_bytes=len(outputs), turn=Turn.OUTPUT))
         reasons = [reason for reason in output.finish_reasons if reason is not None]
         if len(reasons) == len(output.finish_reasons):
             request = self._requests.get(output.request_id) or self._lost.get(output.request_id)
@@ -108,7 +108,7 @@ class RequestLog:
             else:
                 row = {"row_id": output.request_id, **values}
                 lose = partial(self._lost.add_values, output.request_id, values)
-                writes.append(Write(_UPDATE_REQUEST, [row], num_bytes=_ROW_BYTES, on_lost=lose))
+                writes.append(replace(_make_write(_UPDATE_REQUEST, [row], turn=Turn.DELIVERY), on_lost=lose))
         if writes:
             self._writer.put(*writes)
 
@@ -314,10 +314,10 @@ class RequestLog:
         texts = [row for _, info in batch.born if (row := self._make_text(info)) is not None]
         text_bytes = sum(len(row["prompt"]) for row in texts)
         writes = [
-            _make_write(_INSERT_REQUEST, born),
-            _make_write(_INSERT_TEXT, texts, text_bytes),
-            _make_write(_UPDATE_REQUEST, batch.updates),
-            _make_write(_INSERT_EVENT, batch.events),
+            _make_write(_INSERT_REQUEST, born, turn=Turn.REQUEST),
+            _make_write(_INSERT_TEXT, texts, text_bytes, turn=Turn.TEXT),
+            _make_write(_UPDATE_REQUEST, batch.updates, turn=Turn.CHANGE),
+            _make_write(_INSERT_EVENT, batch.events, turn=Turn.EVENT),
         ]
         writes = [write for write in writes if write.rows]
         touched = [*(request for request, _ in batch.born), *batch.changed.values()]
@@ -387,5 +387,7 @@ class _Batch:
         self.changed[request.request_id] = request
 
 
-def _make_write(statement: Any, rows: Sequence[dict[str, Any]], num_extra_bytes: int = 0) -> Write:
-    return Write(statement, rows, num_bytes=len(rows) * _ROW_BYTES + num_extra_bytes)
+def _make_write(
+    statement: Any, rows: Sequence[dict[str, Any]], num_extra_bytes: int = 0, *, turn: Turn | None = None
+) -> Write:
+    return Write(statement, rows, num_bytes=len(rows) * _ROW_BYTES + num_extra_bytes, turn=turn)

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import bindparam, delete, insert, update
 
 from app.db.models import ChunkRow, KeyframeRow, SessionRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter, Turn, Write
 from app.history.record_codec import encode_columns, encode_plain, encode_state, hide_tokens
 from app.history.recorder import TextSwitch
 from engine.config import EngineConfig
@@ -38,6 +38,10 @@ RETRY_S = 1.0
 # Built once: building and hashing a statement takes longer than running it.
 _INSERT_CHUNK = insert(ChunkRow)
 _INSERT_STATE = insert(KeyframeRow)
+_DELETE_CHUNKS = delete(ChunkRow).where(
+    ChunkRow.session_id == bindparam("session"),
+    ChunkRow.first_step.between(bindparam("first"), bindparam("last")),
+)
 _UPDATE_SESSION = (
     update(SessionRow)
     .where(SessionRow.id == bindparam("session"))
@@ -132,9 +136,11 @@ class StepLog:
             data = encode_plain(records)
             row = self._make_row(records, data)
             size, count = len(data), len(records)
-            writes.append(Write(_INSERT_CHUNK, [row], num_bytes=size, num_steps=count, on_lost=on_lost))
+            writes.append(
+                Write(_INSERT_CHUNK, [row], size, num_steps=count, on_lost=on_lost, turn=Turn.STEPS)
+            )
         values = {"session": self._session_id, "last": last_step, "num_lost": self._num_lost_steps}
-        writes.append(Write(_UPDATE_SESSION, [values], on_lost=on_lost))
+        writes.append(Write(_UPDATE_SESSION, [values], on_lost=on_lost, turn=Turn.SESSION))
         self._writer.put(*writes)
 
     def _take_pending(self) -> list[list[StepRecord]]:
@@ -242,17 +248,13 @@ class StepLog:
         if self._num_losses != num_losses:  # some of them may not be there
             return
         keyframe = {"session_id": self._session_id, "step": state.step, "is_base": False, "state": state_data}
-        self._put_run(records, data, Write(_INSERT_STATE, [keyframe], num_bytes=len(state_data)))
+        self._put_run(records, data, Write(_INSERT_STATE, [keyframe], len(state_data), turn=Turn.STATE))
 
     def _put_run(self, records: list[StepRecord], data: bytes, *more: Write) -> None:
-        first, last = records[0].step, records[-1].step
+        old = {"session": self._session_id, "first": records[0].step, "last": records[-1].step}
         self._writer.put(
-            Write(
-                delete(ChunkRow).where(
-                    ChunkRow.session_id == self._session_id, ChunkRow.first_step.between(first, last)
-                )
-            ),
-            Write(_INSERT_CHUNK, [self._make_row(records, data)], num_bytes=len(data)),
+            Write(_DELETE_CHUNKS, [old], turn=Turn.OLD_STEPS),
+            Write(_INSERT_CHUNK, [self._make_row(records, data)], len(data), turn=Turn.COMPACT_STEPS),
             *more,
         )
 

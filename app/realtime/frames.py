@@ -303,7 +303,10 @@ def mark_step(mark: bytes) -> int:
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the server is; `config` is null until the model is loaded, `engine` in recordings too."""
+    """Who the server is.
+
+    `config` and `engine` are null until the model is loaded, `engine` also in older recordings.
+    """
 
     session: str
     status: str

@@ -10,6 +10,7 @@ from app.history.record_codec import decode_records, decode_state
 from app.realtime.frames import DEFLATE_OVER_BYTES, Frame, FrameKind, Hello, make_gap, make_hello
 from app.realtime.journal import Journal
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 from engine.errors import EngineInvariantError
 from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
@@ -65,6 +66,7 @@ class Passage(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     model: str
     config: EngineConfig
+    engine: EngineInfo | None = None
     first_step: int
     start: EngineSnapshot
     chunks: Sequence[bytes]
@@ -81,6 +83,7 @@ def make_frames(passage: Passage, last: int) -> bytes:
         model=passage.model,
         step=passage.first_step - 1,
         config=passage.config,
+        engine=passage.engine,
     )
     player = _Player(start)
     frames = [make_hello(hello, start.t_ns / _NS_PER_MS), *player.show(passage.gaps.get(start.step))]

@@ -10,6 +10,7 @@ from app.db.models import BookmarkRow, ChunkRow, KeyframeRow, RequestEventRow, R
 from app.errors import NotInHistoryError
 from app.history.step_log import CHUNK_STEPS
 from engine.config import EngineConfig
+from engine.engine_info import EngineInfo
 
 MAX_MARKERS = 10_000
 
@@ -24,7 +25,8 @@ _MARKER_OF_EVENT = {
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One server run. Times are Unix nanoseconds; `status`: running, stopped, interrupted.
 
-    States are known after steps `first_step` - 1 to `last_step`, less those in gaps.
+    States are known after steps `first_step` - 1 to `last_step`, less those in gaps. `engine` says how the
+    model was run, None until it is loaded and where that was not recorded.
     """
 
     id: str
@@ -40,6 +42,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_starred: bool
     note: str
     config: EngineConfig | None
+    engine: EngineInfo | None
     num_requests: int = 0
     num_bytes: int = 0
 
@@ -145,6 +148,7 @@ def _make_info(
         is_starred=row.is_starred,
         note=row.note,
         config=msgspec.json.decode(row.config, type=EngineConfig) if row.config else None,
+        engine=msgspec.json.decode(row.engine, type=EngineInfo) if row.engine else None,
         num_requests=num_requests,
         num_bytes=chunk_bytes + keyframe_bytes,
     )

@@ -232,6 +232,7 @@ class SessionReader:
             session=info.id,
             model=info.model,
             config=info.config,
+            engine=info.engine,
             first_step=first_step,
             start=start,
             chunks=chunks,

@@ -89,6 +89,7 @@ class SessionPagesController(Controller):
         context = {
             "has_stream": True,
             "model_name": info.model,
+            "engine_info": info.engine,
             "parts_path": f"/s/{info.id}",
             "session": info,
             "gaps_json": msgspec.json.encode(gaps).decode(),

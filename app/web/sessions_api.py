@@ -82,8 +82,12 @@ class SessionsApiController(Controller):
         snapshot = await sessions.snapshot_at(session_id, step if step >= 0 else None)
         info = await sessions.facts(session_id)
         facts = {
-            "status": "ready", "session": session_id, "model": info.model, "progress": None, "engine": None
-        }  # fmt: skip
+            "status": "ready",
+            "session": session_id,
+            "model": info.model,
+            "progress": None,
+            "engine": msgspec.to_builtins(info.engine),
+        }
         body = await sessions.call_worker(partial(_encode_state, snapshot, facts, with_blocks=with_blocks))
         return Response(body, media_type=MediaType.JSON, headers=NO_STORE)
 
@@ -194,6 +198,7 @@ async def _describe_whole(sessions: SessionReader, info: SessionInfo) -> dict[st
     return {
         **describe(info),
         "config": msgspec.to_builtins(info.config),
+        "engine": msgspec.to_builtins(info.engine),
         "chunk_steps": CHUNK_STEPS,
         "gaps": [_describe_gap(gap) for gap in gaps],
         "bookmarks": [_describe_bookmark(bookmark) for bookmark in bookmarks],

@@ -101,7 +101,7 @@ export class StatusBar {
     this.#writeBatch();
   }
 
-  /** How the model is run; call when the server has introduced itself. Recordings do not say it. */
+  /** How the model is run; call when the server has introduced itself. Older recordings do not say it. */
   writeEngine() {
     const engine = this.view.hello?.engine;
     if (!engine || !byId("stat-engine")) return;

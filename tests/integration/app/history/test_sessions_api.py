@@ -136,6 +136,7 @@ async def test_a_session_is_described_with_its_configuration_and_requests() -> N
         assert session["started"].endswith("Z")
         assert session["ended"] is None
         assert session["config"]["num_blocks"] == 32
+        assert session["engine"] == (await api.client.get("/api/engine/state")).json()["engine"]
         assert (session["chunk_steps"], session["gaps"], session["bookmarks"]) == (256, [], [])
         assert (session["model"], session["first_step"], session["num_lost_steps"]) == ("fake", 1, 0)
         assert session["num_requests"] == 3

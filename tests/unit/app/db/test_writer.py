@@ -13,7 +13,7 @@ from app.db.database import DATABASE_FILE, Database
 from app.db.faults import FileFaultError
 from app.db.migrate import upgrade
 from app.db.models import BookmarkRow, SessionRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter, Turn, Write
 from app.errors import HistoryUnavailableError
 from tests.support.api import until
 from tests.support.history import fetch, fill, lock_held, session_write, small_disk, written_history
@@ -42,6 +42,28 @@ async def test_writes_everything_in_order_once(tmp_path: Path) -> None:
 
         assert names_in(database.path) == [f"s{number}" for number in range(500)]
         assert writer.status.state == "recording"
+
+
+def test_rows_of_one_turn_go_together_and_nothing_passes_a_write_without_one() -> None:
+    first, second = insert(SessionRow), insert(BookmarkRow)
+    barrier = Write(update(SessionRow).values(note=""))
+    puts = [
+        writer_module._Put(
+            (Write(first, [{"id": name}], turn=Turn.REQUEST), Write(second, [{"id": name}], turn=Turn.EVENT)),
+            1,
+        )
+        for name in "abcd"
+    ]
+    puts.insert(2, writer_module._Put((barrier,), 1))
+
+    merged = [(statement, [row["id"] for row in rows]) for statement, rows in writer_module._merge(puts)]
+    assert merged == [
+        (first, ["a", "b"]),
+        (second, ["a", "b"]),
+        (barrier.statement, []),
+        (first, ["c", "d"]),
+        (second, ["c", "d"]),
+    ]
 
 
 async def test_settle_does_not_wait_for_what_is_put_later(tmp_path: Path) -> None:
