@@ -37,7 +37,9 @@ SLOT_COLORS = (
 CACHED_TINT = 0.25
 NAMES = ("free", "cached", "active", "tail", "shared")
 
-_READ = """(knownStep) => {
+# What is still to be painted is painted in the next frame: going to the same step twice shows only in pixels.
+_READ = """async (knownStep) => {
+  for (let i = 0; i < 2; i++) await new Promise((resolve) => requestAnimationFrame(resolve));
   const { view, grid, paintedStep } = window.pageglass;
   if (view.numBlocks === 0 || view.step !== paintedStep || paintedStep === knownStep) return null;
   const ids = [...view.cells.keys()];

@@ -12,7 +12,7 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from tests.e2e.browser.conftest import Watcher
-from tests.e2e.browser.picture import compare, read_picture, wait_for
+from tests.e2e.browser.picture import POLL_S, TIMEOUT_S, compare, read_picture, wait_for
 from tests.support.api import ServedApi, served_api
 from tests.support.recorded import make_small_engine, record_session, send_chats, served_copy
 
@@ -71,8 +71,9 @@ async def painted_step(page: Page) -> int:
 
 async def check_picture(page: Page, api: ServedApi, session: str, mode: str = "request") -> set[str]:
     """Compare every block of the step that is shown with the recorded state."""
-    picture = await read_picture(page)
-    assert picture is not None
+    async with asyncio.timeout(TIMEOUT_S):
+        while (picture := await read_picture(page)) is None:
+            await asyncio.sleep(POLL_S)
     return compare(picture, await read_recorded_state(api, session, picture.step), mode)
 
 
