@@ -130,9 +130,7 @@ inline int32_t draw_from_all(const Row& row, double uniform, DrawScratch& scratc
 inline double gather(const Row& row, float limit, bool whole_row, ranking::Candidates& list) {
   Doubles sum{};
   int count = 0;
-  int32_t lane_numbers[kLanes];
-  for (int i = 0; i < kLanes; i++) lane_numbers[i] = i;
-  const Ints lane_ids = load_ints(lane_numbers);
+  const Ints lane_ids = lane_numbers(0);
   for (int i = 0; i < row.vocab_size; i += kLanes) {
     const Floats distances = distances_at(row, i);
     const uint32_t lanes = lanes_at_most(distances, broadcast(limit));

@@ -157,13 +157,6 @@ inline Floats exp(Floats x) {
   return scale_by_power(p, n);
 }
 
-// The same for one number.
-inline float exp_of(float x) {
-  float lanes[kLanes];
-  store(lanes, exp(broadcast(x)));
-  return lanes[0];
-}
-
 // While one lives, its thread computes with denormals as zero, in and out.
 class FlushDenormals {
  public:

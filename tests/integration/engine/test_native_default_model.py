@@ -12,9 +12,10 @@ from app.model_store import models_dir
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loading import LoadedEngine, LoadRequest, load_engine
-from engine.records import BlockOpKind, Preempted, StepResult
+from engine.records import BlockOpKind, Preempted
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
+from tests.support.engine_runs import run
 from tests.support.kernels import open_library
 
 CACHE_DIR = models_dir() / ".converted"
@@ -76,18 +77,6 @@ def test_a_chat_is_answered(engine: LoadedEngine) -> None:
     )
     answers, _ = run(engine.core, [request])
     assert "Paris" in engine.tokenizer.decode(answers["chat"])
-
-
-def run(core: EngineCore, requests: list[EngineRequest]) -> tuple[dict[str, list[int]], list[StepResult]]:
-    core.add_requests(requests)
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    results = []
-    while core.has_work:
-        results.append(core.step())
-        for output in results[-1].outputs:
-            answers[output.request_id].append(output.token_id)
-    core.check_integrity()
-    return answers, results
 
 
 def make_requests(engine: LoadedEngine) -> list[EngineRequest]:

@@ -1,6 +1,5 @@
 """The native runner under the real engine: pressure, prefix hits and batches change no answer, to the bit."""
 
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -13,17 +12,16 @@ from engine.errors import EngineInvariantError
 from engine.kernels.cpu.library import Want
 from engine.model.check import ModelFiles, open_model
 from engine.model.uniform import uniform
-from engine.records import Preempted, StepResult
+from engine.records import Preempted
 from engine.runner.native_runner import NativeRunner, make_step_batch
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.sequence import EngineRequest, Sequence
+from tests.support.engine_runs import GREEDY, NUM_TOKENS, make_requests, run
 from tests.support.kernels import load_native, make_sizes
 from tests.support.models import VARIANTS, VOCAB_SIZE, make_reference, write_folder
 
-NUM_TOKENS = 20
 BLOCK_SIZE = 8
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,36 +49,6 @@ def make_core(runner: NativeRunner, *, max_tokens: int = 40, has_cache: bool = T
         enable_prefix_caching=has_cache,
     )
     return EngineCore(config, runner)
-
-
-def make_requests(seed: int) -> list[EngineRequest]:
-    rng = random.Random(seed)
-    prefixes = [rng.choices(range(VOCAB_SIZE), k=24) for _ in range(2)]
-    kinds = [
-        GREEDY,
-        SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5),
-        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.9, top_k=50, seed=-9),
-    ]
-    return [
-        EngineRequest(
-            request_id=str(i),
-            prompt_token_ids=[*rng.choice(prefixes), *rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 30))],
-            sampling_params=kinds[i % len(kinds)],
-        )
-        for i in range(12)
-    ]
-
-
-def run(core: EngineCore, requests: list[EngineRequest]) -> tuple[dict[str, list[int]], list[StepResult]]:
-    core.add_requests(requests)
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    results = []
-    while core.has_work:
-        results.append(core.step())
-        for output in results[-1].outputs:
-            answers[output.request_id].append(output.token_id)
-    core.check_integrity()
-    return answers, results
 
 
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])

@@ -1,7 +1,5 @@
 """The runner under the real engine: pressure, prefix hits and batches change no answer."""
 
-import random
-
 import pytest
 import torch
 
@@ -9,15 +7,14 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.model.decoder import Decoder
 from engine.model.sampler import Draw, sample
-from engine.records import Preempted, StepResult
+from engine.records import Preempted
 from engine.runner import torch_runner
 from engine.runner.torch_runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import SchedulerOutput
 from engine.sequence import EngineRequest
-from tests.support.models import VARIANTS, VOCAB_SIZE, load_decoder, make_reference, write_folder
-
-NUM_TOKENS = 20
+from tests.support.engine_runs import NUM_TOKENS, make_requests, run
+from tests.support.models import VARIANTS, load_decoder, make_reference, write_folder
 
 
 @pytest.fixture(scope="module")
@@ -40,37 +37,6 @@ def make_core(decoder: Decoder, num_blocks: int, max_num_seqs: int = 8) -> Engin
         decoder, num_blocks=num_blocks, block_size=config.block_size, eos_token_ids=frozenset()
     )
     return EngineCore(config, runner)
-
-
-def make_requests(seed: int) -> list[EngineRequest]:
-    rng = random.Random(seed)
-    prefixes = [rng.choices(range(VOCAB_SIZE), k=24) for _ in range(2)]
-    kinds = [
-        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0),
-        SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5),
-        SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.9, top_k=50, seed=-9),
-    ]
-    return [
-        EngineRequest(
-            request_id=str(i),
-            prompt_token_ids=[*rng.choice(prefixes), *rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 30))],
-            sampling_params=kinds[i % len(kinds)],
-        )
-        for i in range(12)
-    ]
-
-
-def run(core: EngineCore, requests: list[EngineRequest]) -> tuple[dict[str, list[int]], list[StepResult]]:
-    for request in requests:
-        core.add_request(request)
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    results = []
-    while core.has_work:
-        results.append(core.step())
-        for output in results[-1].outputs:
-            answers[output.request_id].append(output.token_id)
-    core.check_integrity()
-    return answers, results
 
 
 @pytest.mark.parametrize("seed", range(3))
