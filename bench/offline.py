@@ -14,12 +14,10 @@ which other processes used the machine is named. --requests cuts a case down to 
 """
 
 import argparse
-from pathlib import Path
 
 from bench.common import (
     Activity,
     Figures,
-    add_quiet_option,
     peak_memory_mb,
     print_figures,
     versions,
@@ -28,7 +26,7 @@ from bench.common import (
     yardstick,
 )
 from bench.own_engine import OwnEngine, add_engine_options, engine_options
-from bench.workload import Workload, add_workload_option, load_workload
+from bench.workload import Workload, add_run_options, load_workload
 
 CASES = {
     "W1": ("W1",),
@@ -83,11 +81,7 @@ def _run(engine: OwnEngine, workload: Workload, case: str, options: argparse.Nam
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="W2", help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=5, help="measured runs (default: %(default)s)")
-    parser.add_argument("--requests", type=int, help="only the first so many requests of the case")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file, too")
-    add_quiet_option(parser)
-    add_workload_option(parser)
+    add_run_options(parser)
     add_engine_options(parser)
     return parser.parse_args()
 

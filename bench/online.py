@@ -11,12 +11,10 @@ after `--` goes to `pageglass serve`, such as: -- --dtype int8 --kv-memory 600Mi
 
 import argparse
 import statistics
-from pathlib import Path
 
 from bench.common import (
     Activity,
     Figures,
-    add_quiet_option,
     end_on_signal,
     peak_memory_mb,
     print_figures,
@@ -27,7 +25,7 @@ from bench.common import (
 )
 from bench.http_client import LoadJob, run_load_apart
 from bench.server import RunningServer, running_server
-from bench.workload import Workload, add_workload_option, load_workload
+from bench.workload import Workload, add_run_options, load_workload
 
 CAPACITY_RUNS = 3
 
@@ -99,11 +97,7 @@ def _parse() -> tuple[argparse.Namespace, list[str]]:
     rates = parser.add_mutually_exclusive_group()
     rates.add_argument("--rate", type=float, help="requests a second")
     rates.add_argument("--share", type=float, default=0.7, help="of the W2 throughput (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--requests", type=int, help="only the first so many requests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file, too")
-    add_quiet_option(parser)
-    add_workload_option(parser)
+    add_run_options(parser, runs=3)
     options, rest = parser.parse_known_args()
     return options, [argument for argument in rest if argument != "--"]
 

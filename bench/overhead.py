@@ -21,12 +21,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 
 from bench.common import (
     ROOT,
     Figures,
-    add_quiet_option,
     end_on_signal,
     print_disturbed,
     print_table,
@@ -38,7 +36,7 @@ from bench.common import (
 from bench.online import measure, warm_up
 from bench.server import RunningServer, running_server
 from bench.suspension import Suspension
-from bench.workload import Workload, add_workload_option, load_workload
+from bench.workload import Workload, add_run_options, load_workload
 
 WAYS = {"nothing recorded": "bench.unrecorded", "recorded": "app", "10 dashboards": "app"}
 NUM_DASHBOARDS = 10
@@ -125,11 +123,7 @@ def _ratios(runs: list[Figures], others: list[Figures]) -> list[object]:
 
 def _parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="of each way (default: %(default)s)")
-    parser.add_argument("--requests", type=int, help="only the first so many requests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file, too")
-    add_quiet_option(parser)
-    add_workload_option(parser)
+    add_run_options(parser)
     options, rest = parser.parse_known_args()
     return options, [argument for argument in rest if argument != "--"]
 

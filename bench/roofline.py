@@ -15,12 +15,10 @@ import argparse
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from bench.common import (
     Activity,
     Figures,
-    add_quiet_option,
     medians,
     print_figures,
     print_table,
@@ -32,7 +30,7 @@ from bench.common import (
 from bench.costs import PARTS, Cost, ModelCosts, Work
 from bench.native import LoadedModel, describe
 from bench.own_engine import add_engine_options, drive, engine_options
-from bench.workload import Prompt, add_workload_option, load_workload
+from bench.workload import Prompt, add_run_options, load_workload
 from engine.kernels.cpu.library import PHASES, Ceilings
 from engine.records import StepRecord
 
@@ -156,11 +154,7 @@ def _print_parts(runs: list[_Run]) -> None:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="measured runs (default: %(default)s)")
-    parser.add_argument("--requests", type=int, help="only the first so many requests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file, too")
-    add_quiet_option(parser)
-    add_workload_option(parser)
+    add_run_options(parser)
     add_engine_options(parser)
     return parser.parse_args()
 

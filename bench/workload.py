@@ -26,7 +26,7 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, print_table
+from bench.common import ROOT, add_quiet_option, print_table
 
 VARIABLE = "PAGEGLASS_BENCH_WORKLOAD"
 CASES = ("W1", "W2", "W3n", "W3p", "W3w", "W4")
@@ -83,6 +83,15 @@ def add_workload_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload", type=Path, default=None, help=f"workload file (default: {VARIABLE}, else it is made)"
     )
+
+
+def add_run_options(parser: argparse.ArgumentParser, *, runs: int = 5) -> None:
+    """Let a benchmark of a case take how often, how much of it, from which file, and where figures go."""
+    parser.add_argument("--runs", type=int, default=runs, help="measured runs (default: %(default)s)")
+    parser.add_argument("--requests", type=int, help="only the first so many requests of the case")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file, too")
+    add_quiet_option(parser)
+    add_workload_option(parser)
 
 
 def load_workload(path: Path | None) -> Workload:
