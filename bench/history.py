@@ -74,7 +74,7 @@ def run_engine(config: EngineConfig) -> Iterator[StepRecord]:
     core = EngineCore(config, runner)
     number = 0
     while True:
-        while len(core.scheduler.running) + len(core.scheduler.waiting) < NUM_SEQS:
+        while len(core.scheduler.state.running) + len(core.scheduler.state.waiting) < NUM_SEQS:
             number += 1
             core.add_request(
                 EngineRequest(

@@ -40,7 +40,7 @@ def make_records(config: EngineConfig, num_steps: int) -> list[StepRecord]:
     requests = _make_requests()
     records: list[StepRecord] = []
     while len(records) < num_steps:
-        while len(core.scheduler.waiting) < 8:
+        while len(core.scheduler.state.waiting) < 8:
             core.add_request(next(requests))
         records.append(core.step().record)
     return records

@@ -9,6 +9,8 @@ MAX_BLOCK_SIZE = 256
 
 MAX_NUM_SEQS = 4096
 MAX_NUM_BLOCKS = 2**24
+MAX_AGEING_S = 86_400.0
+PREEMPTION_MODES = ("auto", "recompute", "swap")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,10 +43,35 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the pool kept free when admitting beside running sequences, so that those can grow."""
 
     policy: str = "fcfs"
-    """Order in which waiting requests are admitted."""
+    """Order in which waiting requests are admitted: "fcfs", or "priority" (with ageing)."""
+
+    priority_ageing_s: float = 1.0
+    """How many seconds of waiting make up for one step of priority, under the policy "priority"."""
 
     preemption: str = "newest-first"
     """Which running sequence gives way when blocks run out."""
+
+    preemption_mode: str = "auto"
+    """What happens to a victim's blocks: thrown away ("recompute"), kept in the host tier ("swap") where that
+    has room, or whichever costs less ("auto")."""
+
+    preemption_quantum: int = 16
+    """Tokens that a sequence generates, at least, between two of its preemptions."""
+
+    num_host_blocks: int = 0
+    """Blocks of the host tier, for swapped sequences and evicted prefixes; 0: there is none."""
+
+    offload: bool = True
+    """Whether evicted prefix blocks go to the host tier, where there is one."""
+
+    lookahead: bool = True
+    """Whether a sequence gets its next block a step before it needs it, while blank blocks are plenty."""
+
+    recompute_ns_per_token: float = 0.0
+    """What computing a token of a prompt takes, measured at start (0: not measured)."""
+
+    swap_ns_per_block: float = 0.0
+    """What copying a block to the host tier or back takes, measured at start (0: not measured)."""
 
     @property
     def watermark_blocks(self) -> int:
@@ -69,6 +96,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_model_len is {self.max_model_len}, but the pool holds {self.num_blocks} blocks of "
                 f"{self.block_size} tokens: a sequence of that length could never run."
             )
+        _check("preemption_quantum", self.preemption_quantum, 1, 2**20)
+        _check("num_host_blocks", self.num_host_blocks, 0, MAX_NUM_BLOCKS)
+        if not 0 <= self.priority_ageing_s <= MAX_AGEING_S:
+            raise ConfigError(
+                f"priority_ageing_s is {self.priority_ageing_s}; allowed: 0 to {MAX_AGEING_S:.0f}."
+            )
+        if self.preemption_mode not in PREEMPTION_MODES:
+            raise ConfigError(
+                f"preemption_mode is {self.preemption_mode!r}; allowed: {', '.join(PREEMPTION_MODES)}."
+            )
+        if self.preemption_mode == "swap" and self.num_host_blocks == 0:
+            raise ConfigError("preemption_mode is swap, but there is no host tier; give swap_memory.")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}; allowed: 0 to below 1.")
 
@@ -79,10 +118,12 @@ def resolve(
     model_max_len: int,
     kv_bytes_per_block: int,
     kv_memory_bytes: int | None,
+    swap_memory_bytes: int = 0,
 ) -> EngineConfig:
     """Return the configuration that will really be used.
 
-    The pool gets as many blocks as `kv_memory_bytes` holds (None: `config.num_blocks` counts).
+    The pool gets as many blocks as `kv_memory_bytes` holds (None: `config.num_blocks` counts), the host
+    tier as many as `swap_memory_bytes` holds (0: `config.num_host_blocks` counts).
     `max_model_len` is lowered to what the model knows and to what the pool can hold, so that any
     admitted request can run alone. Raises `ConfigError` if not even one block fits.
     """
@@ -94,8 +135,18 @@ def resolve(
                 f"kv_memory is {kv_memory_bytes}, but one block of {config.block_size} tokens "
                 f"needs {kv_bytes_per_block} bytes; give more, or a smaller block_size."
             )
+    num_host_blocks = config.num_host_blocks
+    if swap_memory_bytes:
+        num_host_blocks = min(swap_memory_bytes // kv_bytes_per_block, MAX_NUM_BLOCKS)
+        if num_host_blocks < 1:
+            raise ConfigError(
+                f"swap_memory is {swap_memory_bytes}, but one block of {config.block_size} tokens needs "
+                f"{kv_bytes_per_block} bytes; give more, or none."
+            )
     max_model_len = min(config.max_model_len, model_max_len, num_blocks * config.block_size)
-    resolved = msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=max_model_len)
+    resolved = msgspec.structs.replace(
+        config, num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=max_model_len
+    )
     resolved.validate()
     return resolved
 

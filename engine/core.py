@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import EngineInvariantError
-from engine.records import RecordKind, Reset, StepRecord, StepResult
+from engine.records import Policies, RecordKind, Reset, StepRecord, StepResult
 from engine.runner.base import ModelRunner
 from engine.scheduling.output import SchedulerOutput
 from engine.scheduling.scheduler import Scheduler
@@ -52,7 +52,7 @@ class EngineCore:
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
         """Queue all choices of a request, or none: raises `RequestError` if one can never be served."""
-        self.scheduler.add(requests, self._wall_ns())
+        self.scheduler.add(requests, self._wall_ns(), self._clock_ns())
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request at once; unknown ids are ignored."""
@@ -62,13 +62,22 @@ class EngineCore:
         """End one choice as complete because its text reached a stop string."""
         self.scheduler.stop(request_id, choice_index)
 
+    @property
+    def policies(self) -> Policies:
+        """The policies that are in force; `set_policies` may have changed those of `config`."""
+        return self.scheduler.state.policies
+
+    def set_policies(self, policies: Policies) -> None:
+        """Decide by other policies from the next step on; raises `ConfigError` for unknown names."""
+        self.scheduler.set_policies(policies)
+
     def step(self) -> StepResult:
         """Schedule, compute, book; return what changed and the new tokens."""
         t_ns, started = self._wall_ns(), self._clock_ns()
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(self._step + 1)
         scheduled = self._clock_ns()
         result = self.runner.execute(output)
-        self.scheduler.update_from_output(output, result.token_ids)
+        self.scheduler.update_from_output(output, result.token_ids, result.finished_loads)
         model_ns = result.forward_ns + result.sample_ns
         host_ns = self._clock_ns() - scheduled - model_ns
         durations = (scheduled - started, result.forward_ns, result.sample_ns, host_ns)
@@ -81,7 +90,7 @@ class EngineCore:
         """
         if self.has_work:
             raise EngineInvariantError("there is work: step, do not flush")
-        if not self.scheduler.events:
+        if not self.scheduler.state.events:
             return None
         return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
 
@@ -94,16 +103,18 @@ class EngineCore:
         failed.fail_all()
         self.scheduler = self._make_scheduler()
         self.scheduler.num_arrived = failed.num_arrived
-        self.scheduler.events = [*failed.events, Reset(error)]
-        self.scheduler.outputs, self.scheduler.batch = failed.outputs, failed.batch
+        state = self.scheduler.state
+        state.set_policies(failed.state.policies)
+        state.events = [*failed.state.events, Reset(error)]
+        state.outputs, state.batch = failed.state.outputs, failed.state.batch
         self.runner.reset()
         return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
 
     def _take_result(
         self, kind: RecordKind, t_ns: int, durations: tuple[int, int, int, int], output: SchedulerOutput
     ) -> StepResult:
-        scheduler = self.scheduler
-        pool = scheduler.kv.pool
+        state = self.scheduler.state
+        pool, host = state.kv.pool, state.kv.host
         record = StepRecord(
             step=self._step + 1,
             kind=kind,
@@ -112,22 +123,24 @@ class EngineCore:
             forward_ns=durations[1],
             sample_ns=durations[2],
             host_ns=durations[3],
-            batch=scheduler.batch,
+            batch=state.batch,
             block_ops=pool.ops,
-            events=scheduler.events,
+            events=state.events,
             stop_reason=output.stop_reason,
             prefix_pending=output.prefix_pending,
             token_budget=self.config.max_num_batched_tokens,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_running=len(state.running),
+            num_waiting=len(state.waiting),
             num_free=pool.num_free,
             num_cached=pool.num_cached,
             num_used=pool.num_used,
+            num_host_used=host.num_used,
+            num_host_pinned=host.num_pinned,
         )
-        result = StepResult(record, scheduler.outputs)
+        result = StepResult(record, state.outputs)
         # Only now, when the record exists: a number or an event without a record would be lost.
         self._step += 1
-        scheduler.batch, scheduler.events, scheduler.outputs, pool.ops = [], [], [], []
+        state.batch, state.events, state.outputs, pool.ops = [], [], [], []
         return result
 
     def check_integrity(self) -> None:

@@ -49,9 +49,9 @@ class BlockOpKind(IntEnum):
     EVICT = 5
     """A cached, unused block lost its hash because its memory was needed; `slot` = its last owner."""
     SWAP_OUT = 6
-    """Copied to the host pool (`arg` = host block)."""
+    """Its content is copied to the host tier (`arg` = host block) before anything else happens to it."""
     SWAP_IN = 7
-    """Copied back from the host pool (`arg` = host block)."""
+    """Just allocated; what a host block (`arg`) holds is on its way into it. `Loaded` says when it came."""
 
 
 class FreeCause(IntEnum):
@@ -92,7 +92,11 @@ class BatchEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived", gc=False):
-    """A request was queued. `t_ns`: Unix time in ns at which the engine took it."""
+    """A request was queued. `t_ns`: Unix time in ns at which the engine took it.
+
+    `due_ns`: its place in the queue under the policy "priority": arrival on the engine's own clock plus the
+    ageing time for each step of `priority` (lower is more urgent).
+    """
 
     seq_id: int
     request_id: str
@@ -100,13 +104,34 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", gc=False):
     num_prompt_tokens: int
     max_tokens: int
     t_ns: int
+    priority: int = 0
+    due_ns: int = 0
+
+
+class PrefixMiss(msgspec.Struct, frozen=True, gc=False):
+    """Why the prefix cache held no more of a sequence's beginning.
+
+    `kind` is one of these:
+
+    "evicted": the next block was there until step `step`, when `request_id` needed its memory.
+    "differs": the longest chain like it goes on with another token at `position`; `request_id` made it.
+    "new": nothing like it was there, as far as is remembered.
+
+    `position`: the first token that was not found, or the first one that differs.
+    """
+
+    kind: str
+    position: int
+    step: int = 0
+    request_id: str = ""
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted", gc=False):
     """A waiting sequence got a slot and blocks.
 
-    `num_tokens` were to be computed, `num_cached_tokens` of them came from the prefix cache.
-    `resumed`: it had been preempted before.
+    `num_tokens` were to be computed, `num_cached_tokens` of them came from the prefix cache and
+    `num_host_tokens` are on their way from the host tier; until `Loaded` the sequence is not scheduled.
+    `resumed`: it had been preempted before. `miss`: why no more was cached, None where all that can be was.
     """
 
     seq_id: int
@@ -114,13 +139,35 @@ class Admitted(msgspec.Struct, frozen=True, tag="admitted", gc=False):
     num_tokens: int
     num_cached_tokens: int
     resumed: bool
+    num_host_tokens: int = 0
+    miss: PrefixMiss | None = None
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded", gc=False):
+    """What an admitted sequence had in the host tier has come back.
+
+    `num_tokens`: tokens whose KV it now has. `num_steps`: steps since its admission, that one included.
+    `waited`: some step had nothing else to compute and waited for it. `is_orphan`: the sequence, whose slot
+    this was, has ended meanwhile, and its blocks are given back only now.
+    """
+
+    seq_id: int
+    slot: int
+    num_tokens: int
+    num_blocks: int
+    num_steps: int
+    waited: bool
+    is_orphan: bool = False
 
 
 class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     """A running sequence lost its blocks and waits again.
 
     `candidates`: every sequence that could have been the victim with the policy's score; the
-    lowest score is taken. `beneficiary`: the sequence whose need caused it.
+    lowest score is taken, of equal ones the newest arrival. `beneficiary`: the sequence whose need caused it.
+    `mode`: "recompute" or "swap". `num_tokens_lost`: computed tokens that are thrown away; with "swap" only
+    those of the last, unfinished block, and `num_tokens_kept` wait in the host tier. `recompute_ns` and
+    `swap_ns`: what the two modes were reckoned to take (0: not reckoned).
     """
 
     seq_id: int
@@ -131,6 +178,9 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     num_blocks_freed: int
     beneficiary: int
     candidates: list[tuple[int, float]]
+    num_tokens_kept: int = 0
+    recompute_ns: float = 0.0
+    swap_ns: float = 0.0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", gc=False):
@@ -157,7 +207,24 @@ class Reset(msgspec.Struct, frozen=True, tag="reset", gc=False):
     error: str
 
 
-Event = Arrived | Admitted | Preempted | Finished | Rejected | Reset
+class Policies(msgspec.Struct, frozen=True, tag="policies", gc=False):
+    """The scheduler's policies from here on; written when somebody changes them."""
+
+    policy: str
+    preemption: str
+    preemption_mode: str
+
+
+class Stalled(msgspec.Struct, frozen=True, tag="stalled", gc=False):
+    """There was work but nothing to do: a bug. `seq_id`, first in the queue, ends so that others go on."""
+
+    seq_id: int
+    num_running: int
+    num_waiting: int
+    num_available: int
+
+
+Event = Arrived | Admitted | Loaded | Preempted | Finished | Rejected | Reset | Policies | Stalled
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +235,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     Counts (`num_*`) are those after the step; `num_free` are blank blocks, `num_cached` unreferenced
     blocks with a hash, `num_used` referenced blocks, and the three add up to the pool.
     `prefix_pending` are the waiting sequences that wait for a running one to finish computing their
-    shared prefix; every other waiting sequence waits for `stop_reason`.
+    shared prefix; every other waiting sequence waits for `stop_reason`. `num_host_used` host blocks hold
+    something, `num_host_pinned` of them what a preempted sequence comes back for or a copy reads.
     """
 
     step: int
@@ -189,6 +257,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_free: int
     num_cached: int
     num_used: int
+    num_host_used: int = 0
+    num_host_pinned: int = 0
 
 
 FAILED_TOKEN_ID = -2

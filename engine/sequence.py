@@ -27,7 +27,8 @@ class FinishReason(StrEnum):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is handed to the engine: one choice of one API request.
 
-    Choices of the same request share `request_id` and differ in `choice_index`. `cache_salt` keeps
+    Choices of the same request share `request_id` and differ in `choice_index`. `priority`: lower is more
+    urgent; looked at under the policy "priority" only. `cache_salt` keeps
     prefix-cache sharing inside a group: only sequences with equal salts share blocks.
     """
 
@@ -36,6 +37,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams
     choice_index: int = 0
     cache_salt: str | None = None
+    priority: int = 0
 
 
 class Sequence:
@@ -50,6 +52,11 @@ class Sequence:
     `block_hashes` are the chained hashes of its full blocks, `block_tokens` their token ids as bytes.
     `prefix_hits` is the last result of the prefix lookup, good as long as nothing was evicted since
     `prefix_hits_epoch`; `awaited_hash` the block that it lets a running sequence compute.
+
+    `due_ns` is its place in a queue by priority. It cannot be preempted while it has fewer than `safe_tokens`
+    tokens, and holds all blocks for so many. `has_lookahead`: its last block was reserved ahead of need.
+    `load_id` is that of the copy from the host tier that it waits for (0: none), `host_pins` the host blocks
+    that are kept for it while it is preempted.
     """
 
     __slots__ = (
@@ -59,7 +66,11 @@ class Sequence:
         "block_tokens",
         "cache_salt",
         "choice_index",
+        "due_ns",
+        "has_lookahead",
+        "host_pins",
         "last_slot",
+        "load_id",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -67,7 +78,9 @@ class Sequence:
         "num_prompt_tokens",
         "prefix_hits",
         "prefix_hits_epoch",
+        "priority",
         "request_id",
+        "safe_tokens",
         "sampling_params",
         "seq_id",
         "slot",
@@ -75,7 +88,7 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, seq_id: int, request: EngineRequest, max_tokens: int) -> None:
+    def __init__(self, seq_id: int, request: EngineRequest, max_tokens: int, due_ns: int = 0) -> None:
         """Start a waiting sequence; `max_tokens` is what fits, at most what was asked."""
         self.seq_id = seq_id
         self.request_id = request.request_id
@@ -97,11 +110,22 @@ class Sequence:
         self.prefix_hits: list[int] = []
         self.prefix_hits_epoch = 0
         self.awaited_hash: bytes | None = None
+        self.priority = request.priority
+        self.due_ns = due_ns
+        self.safe_tokens = 0
+        self.has_lookahead = False
+        self.load_id = 0
+        self.host_pins: list[int] = []
 
     @property
     def num_tokens(self) -> int:
         """Prompt and generated tokens."""
         return len(self.token_ids)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Most tokens that it can come to have."""
+        return self.num_prompt_tokens + self.max_tokens
 
     @property
     def num_output_tokens(self) -> int:

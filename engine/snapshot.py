@@ -21,14 +21,20 @@ from engine.records import (
     BlockOpKind,
     Event,
     Finished,
+    FreeCause,
+    Loaded,
+    Policies,
     Preempted,
     Rejected,
     Reset,
+    Stalled,
     StepRecord,
     StopReason,
 )
 from engine.sequence import FinishReason
 from engine.views import BlockState, BlockView, SequenceView, Totals
+
+PRIORITY_POLICY = "priority"
 
 
 class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -52,6 +58,8 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     last_slots: bytes
     last_record: StepRecord | None
     last_batch: StepRecord | None
+    policies: Policies | None = None
+    """None: those of the configuration."""
 
 
 class EngineSnapshot:
@@ -65,6 +73,7 @@ class EngineSnapshot:
         self.last_record: StepRecord | None = None
         self.last_batch: StepRecord | None = None
         self.totals = Totals()
+        self.policies = Policies(config.policy, config.preemption, config.preemption_mode)
         self._clear()
 
     def _clear(self) -> None:
@@ -88,16 +97,34 @@ class EngineSnapshot:
 
     @property
     def waiting(self) -> list[SequenceView]:
-        """Sequences without a slot, in order of arrival, each with its reason."""
-        views = sorted(
-            (view for view in self.sequences.values() if view.slot < 0), key=lambda view: view.seq_id
-        )
+        """Sequences without a slot, in the order in which they are considered, each with its reason.
+
+        Who arrived earlier than the first in the queue but stands behind it waits for "priority".
+        """
+        views = sorted((view for view in self.sequences.values() if view.slot < 0), key=self._place)
         if self.last_record is not None:
             pending = set(self.last_record.prefix_pending)
             reason = StopReason(self.last_record.stop_reason).name.lower()
+            head = next((view.seq_id for view in views if view.seq_id not in pending), 0)
             for view in views:
-                view.reason = StopReason.PREFIX_PENDING.name.lower() if view.seq_id in pending else reason
+                if view.seq_id in pending:
+                    view.reason = StopReason.PREFIX_PENDING.name.lower()
+                else:
+                    view.reason = StopReason.PRIORITY.name.lower() if view.seq_id < head else reason
         return views
+
+    def _place(self, view: SequenceView) -> tuple[int, int]:
+        return view.due_ns if self.policies.policy == PRIORITY_POLICY else 0, view.seq_id
+
+    @property
+    def host_counts(self) -> dict[str, int]:
+        """Blocks of the host tier: in all, holding something, and of these kept for a sequence or a copy."""
+        record = self.last_record
+        return {
+            "total": self.config.num_host_blocks,
+            "used": record.num_host_used if record else 0,
+            "pinned": record.num_host_pinned if record else 0,
+        }
 
     def block(self, block_id: int) -> BlockView:
         """Describe one block."""
@@ -111,9 +138,11 @@ class EngineSnapshot:
         filled = self._filled[block_id]
         if len(holders) > 1:
             state = BlockState.SHARED
+        elif filled == 0:
+            state = BlockState.RESERVED
         else:
             state = BlockState.ACTIVE if filled == self.config.block_size else BlockState.TAIL
-        owner = self._by_slot[holders[0]]
+        owner = self._by_slot.get(holders[0], -1)  # -1: its sequence has ended, a copy still writes to it
         return BlockView(state, len(holders), holders[0], owner, filled, self._hashes[block_id])
 
     def to_dict(self, *, with_blocks: bool = True) -> dict[str, Any]:
@@ -132,6 +161,8 @@ class EngineSnapshot:
             "waiting": [_sequence_to_dict(view) for view in self.waiting],
             "batch": _batch_to_dict(self.last_batch),
             "totals": msgspec.to_builtins(self.totals),
+            "policies": msgspec.to_builtins(self.policies),
+            "host": self.host_counts,
         }
         if with_blocks:
             state["blocks"] = [self.block_to_dict(block_id) for block_id in range(self.config.num_blocks)]
@@ -167,6 +198,7 @@ class EngineSnapshot:
             last_slots=_pack("i", self._last_slot),
             last_record=self.last_record,
             last_batch=self.last_batch,
+            policies=self.policies,
         )
 
     @classmethod
@@ -175,6 +207,7 @@ class EngineSnapshot:
         snapshot = cls(config)
         snapshot.step, snapshot.t_ns, snapshot.totals = state.step, state.t_ns, state.totals
         snapshot.last_record, snapshot.last_batch = state.last_record, state.last_batch
+        snapshot.policies = state.policies or snapshot.policies
         snapshot._filled = _unpack("H", state.filled)
         snapshot._hashes = _unpack("Q", state.hashes)
         snapshot._last_slot = _unpack("i", state.last_slots)
@@ -210,6 +243,8 @@ class EngineSnapshot:
             self._apply_event(event)
             if isinstance(event, Reset):
                 changed.update(range(self.config.num_blocks))
+            elif isinstance(event, Loaded) and not event.is_orphan:
+                changed.update(self._fill_loaded(event))
         for entry in record.batch:
             self._apply_batch_entry(entry, changed)
         if record.batch:
@@ -229,6 +264,7 @@ class EngineSnapshot:
                 self._hold(block_id, op.slot)
                 self.num_free -= 1
                 self.num_used += 1
+                self.totals.num_lookahead += op.kind == BlockOpKind.LOOKAHEAD
             case BlockOpKind.HIT:
                 if self._hold(block_id, op.slot):
                     self.num_cached -= 1
@@ -238,12 +274,17 @@ class EngineSnapshot:
                 self._filled[block_id] = self.config.block_size
             case BlockOpKind.FREE:
                 self._release(block_id, op.slot)
+                self.totals.num_lookahead_unused += op.arg == FreeCause.UNUSED_LOOKAHEAD
             case BlockOpKind.EVICT:
                 self._hashes[block_id] = 0
                 self._filled[block_id] = 0
                 self.num_cached -= 1
                 self.num_free += 1
                 self.totals.num_evictions += 1
+            case BlockOpKind.SWAP_OUT:
+                self.totals.num_swapped_out += 1
+            case BlockOpKind.SWAP_IN:
+                self.totals.num_swapped_in += 1
             case _:
                 raise EngineInvariantError(f"unknown block operation {op.kind}")
 
@@ -290,6 +331,16 @@ class EngineSnapshot:
             self._filled[block_id] = min(block_size, end - index * block_size)
             changed.add(block_id)
 
+    def _fill_loaded(self, event: Loaded) -> list[int]:
+        """Fill the blocks whose content has come from the host tier; return them."""
+        view = self.sequences[event.seq_id]
+        view.num_computed_tokens, view.is_loading = event.num_tokens, False
+        end = event.num_tokens // self.config.block_size
+        blocks = view.block_table[end - event.num_blocks : end]
+        for block_id in blocks:
+            self._filled[block_id] = self.config.block_size
+        return blocks
+
     def _apply_event(self, event: Event) -> None:
         totals = self.totals
         match event:
@@ -303,12 +354,15 @@ class EngineSnapshot:
                     max_tokens=event.max_tokens,
                     arrived_ns=event.t_ns,
                     num_tokens=event.num_prompt_tokens,
+                    priority=event.priority,
+                    due_ns=event.due_ns,
                 )
             case Admitted():
                 self._admit(event)
             case Preempted():
                 totals.num_preemptions += 1
                 totals.num_tokens_lost += event.num_tokens_lost
+                totals.num_swaps += event.num_tokens_kept > 0
                 view = self._leave_slot(event.seq_id)
                 view.num_preemptions += 1
                 view.num_computed_tokens = 0
@@ -318,6 +372,13 @@ class EngineSnapshot:
                 totals.num_aborted += event.reason == FinishReason.ABORT
                 totals.num_failed += event.reason == FinishReason.ERROR
                 totals.num_finished += event.reason in (FinishReason.STOP, FinishReason.LENGTH)
+            case Loaded():
+                totals.num_loads += 1
+                totals.num_loads_hidden += not event.waited
+            case Policies():
+                self.policies = event
+            case Stalled():
+                totals.num_stalls += 1
             case Rejected():
                 totals.num_rejected += 1
             case Reset():
@@ -330,12 +391,16 @@ class EngineSnapshot:
         view.reason = None
         view.block_table = self._tables.setdefault(event.slot, [])
         view.num_computed_tokens = event.num_cached_tokens
+        view.is_loading = event.num_host_tokens > 0
+        view.miss = event.miss
+        num_found = event.num_cached_tokens + event.num_host_tokens
+        self.totals.num_host_tokens += event.num_host_tokens
         if event.resumed:
-            self.totals.num_recomputed_tokens += event.num_tokens - event.num_cached_tokens
+            self.totals.num_recomputed_tokens += event.num_tokens - num_found
         else:
-            view.num_cached_tokens = event.num_cached_tokens
+            view.num_cached_tokens = num_found
             self.totals.num_lookup_tokens += event.num_tokens
-            self.totals.num_hit_tokens += event.num_cached_tokens
+            self.totals.num_hit_tokens += num_found
         self._running[event.seq_id] = view
         self._by_slot[event.slot] = event.seq_id
 
@@ -347,6 +412,7 @@ class EngineSnapshot:
                 del self._by_slot[view.slot]
             view.slot = -1
             view.block_table = []
+            view.is_loading = False
         return view
 
 

@@ -4,6 +4,8 @@ from enum import IntEnum
 
 import msgspec
 
+from engine.records import PrefixMiss
+
 
 class BlockState(IntEnum):
     """What a block is to the eye."""
@@ -19,6 +21,7 @@ class BlockState(IntEnum):
     SHARED = 4
     """Held by two or more sequences."""
     RESERVED = 5
+    """Held by one sequence ahead of need, or being copied from the host tier: nothing in it is read yet."""
     OFFLOADED = 6
 
 
@@ -38,7 +41,11 @@ class BlockView(msgspec.Struct, frozen=True, gc=False):
 
 
 class SequenceView(msgspec.Struct):
-    """One open sequence; `slot` is -1 while it waits, `reason` says for what."""
+    """One open sequence; `slot` is -1 while it waits, `reason` says for what.
+
+    `is_loading`: admitted, but part of its KV is still on its way from the host tier. `miss`: why no more of
+    it was cached at its newest admission.
+    """
 
     seq_id: int
     request_id: str
@@ -53,6 +60,10 @@ class SequenceView(msgspec.Struct):
     num_preemptions: int = 0
     block_table: list[int] = []
     reason: str | None = None
+    priority: int = 0
+    due_ns: int = 0
+    is_loading: bool = False
+    miss: PrefixMiss | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -82,3 +93,20 @@ class Totals(msgspec.Struct):
     """Tokens computed in entries that are not shown as decode (`BatchEntry.is_decode`)."""
     num_output_tokens: int = 0
     num_resets: int = 0
+    num_swaps: int = 0
+    """Preemptions that kept blocks in the host tier."""
+    num_swapped_out: int = 0
+    """Blocks copied to the host tier, by preemptions and evictions."""
+    num_swapped_in: int = 0
+    """Blocks copied back."""
+    num_host_tokens: int = 0
+    """Tokens that admissions found in the host tier; they were not computed again."""
+    num_loads: int = 0
+    """Copies from the host tier that have ended, one for each admission that had any."""
+    num_loads_hidden: int = 0
+    """Those that no step waited for: other sequences computed meanwhile."""
+    num_lookahead: int = 0
+    """Blocks reserved a step ahead of need."""
+    num_lookahead_unused: int = 0
+    """Those that were given back unused."""
+    num_stalls: int = 0

@@ -5,12 +5,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import PREEMPTION_MODES, EngineConfig
 from engine.core import EngineCore
 from engine.errors import RequestError
-from engine.records import StepResult, StopReason
+from engine.records import Policies, StepResult, StopReason
 from engine.runner.fake import FakeRunner, extend_history, next_token
 from engine.sampling_params import SamplingParams
+from engine.scheduling.preemption import PREEMPTION_POLICIES
+from engine.scheduling.queue import QUEUE_POLICIES
 from engine.sequence import EngineRequest, Sequence
 from engine.snapshot import EngineSnapshot
 
@@ -35,9 +37,14 @@ def make_config(**overrides: Any) -> EngineConfig:
 
 def make_core(*, eos_token_ids: frozenset[int] = frozenset(), **overrides: Any) -> EngineCore:
     """Return an engine over `FakeRunner`."""
+    load_steps = overrides.pop("load_steps", 1)
     config = make_config(**overrides)
     runner = FakeRunner(
-        config.num_blocks, config.block_size, vocab_size=VOCAB_SIZE, eos_token_ids=eos_token_ids
+        config.num_blocks,
+        config.block_size,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=eos_token_ids,
+        load_steps=load_steps,
     )
     return EngineCore(config, runner)
 
@@ -54,11 +61,13 @@ def make_request(
     if isinstance(prompt, int):
         prompt = [(sum(request_id.encode()) + 7 * position) % VOCAB_SIZE for position in range(prompt)]
     cache_salt = params.pop("cache_salt", None)
+    priority = params.pop("priority", 0)
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
         choice_index=choice_index,
         cache_salt=cache_salt,
+        priority=priority,
         sampling_params=SamplingParams(max_tokens=max_tokens, **params),
     )
 
@@ -95,12 +104,18 @@ def tokens_of(results: list[StepResult]) -> dict[str, list[int]]:
 
 
 def random_run(
-    seed: int, num_steps: int, *, abort_rate: float = 0.05, fail_rate: float = 0.0, **overrides: Any
+    seed: int,
+    num_steps: int,
+    *,
+    abort_rate: float = 0.05,
+    fail_rate: float = 0.0,
+    policy_rate: float = 0.0,
+    **overrides: Any,
 ) -> Iterator[tuple[EngineCore, StepResult]]:
     """Drive a tiny engine with random traffic; yield the engine after each of `num_steps` records.
 
-    Arrivals share prefixes, some are too long, some are aborted, running or waiting; with
-    `fail_rate` steps fail and the engine is reset.
+    Arrivals share prefixes, have priorities, some are too long, some are aborted, running or waiting; with
+    `fail_rate` steps fail and the engine is reset; with `policy_rate` somebody changes the policies.
     """
     rng = random.Random(seed)
     core = make_core(**{"num_blocks": 24, "max_num_seqs": 6, "max_model_len": 64, **overrides})
@@ -109,17 +124,25 @@ def random_run(
     num_records = 0
     while num_records < num_steps:
         for _ in range(rng.choice([0, 0, 0, 1, 1, 2])):
-            if len(core.scheduler.waiting) < 12:
+            if len(core.scheduler.state.waiting) < 12:
                 request_ids.append(f"q{len(request_ids)}")
                 prompt = rng.choice(prefixes) + [
                     rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(0, 9))
                 ]
-                if rng.random() < 0.02:
+                if rng.random() < 0.04:
                     prompt = prompt * 20
                 with contextlib.suppress(RequestError):
                     core.add_request(
-                        make_request(request_ids[-1], prompt=prompt, max_tokens=rng.randrange(1, 24))
+                        make_request(
+                            request_ids[-1],
+                            prompt=prompt,
+                            max_tokens=rng.randrange(1, 24),
+                            priority=rng.choice([-10, 0, 0, 10]),
+                            temperature=rng.choice([0.0, 0.7, 1.0]),
+                        )
                     )
+        if rng.random() < policy_rate:
+            core.set_policies(random_policies(rng, has_host_tier=core.config.num_host_blocks > 0))
         if request_ids and rng.random() < abort_rate:
             core.abort(rng.choice(request_ids[-12:]))
         result: StepResult | None
@@ -132,17 +155,29 @@ def random_run(
             yield core, result
 
 
+def random_policies(rng: random.Random, *, has_host_tier: bool) -> Policies:
+    """Return policies that go together."""
+    modes = PREEMPTION_MODES if has_host_tier else ("auto", "recompute")
+    return Policies(rng.choice(QUEUE_POLICIES), rng.choice(PREEMPTION_POLICIES), rng.choice(modes))
+
+
 def state_from_books(core: EngineCore) -> dict[str, Any]:
     """Describe the engine from its own structures, without any record.
 
     Same shape as `EngineSnapshot.to_dict()`, restricted to what the books know: counts, running,
     waiting and blocks.
     """
-    scheduler, pool = core.scheduler, core.scheduler.kv.pool
+    scheduler, pool = core.scheduler.state, core.scheduler.state.kv.pool
     holders: dict[int, list[Sequence]] = {}
     for sequence in scheduler.running:
         for block_id in sequence.block_table:
             holders.setdefault(block_id, []).append(sequence)
+    orphans = {
+        block_id: load.slot
+        for load in scheduler.kv.loads.values()
+        if load.is_orphan
+        for _, block_id in load.pairs
+    }
     return {
         "counts": {
             "total": pool.num_blocks,
@@ -153,8 +188,14 @@ def state_from_books(core: EngineCore) -> dict[str, Any]:
         "running": [_sequence_facts(sequence) for sequence in scheduler.running],
         "waiting": [_sequence_facts(sequence) for sequence in scheduler.waiting],
         "blocks": [
-            _block_facts(core, block_id, holders.get(block_id, [])) for block_id in range(pool.num_blocks)
+            _block_facts(core, block_id, holders.get(block_id, []), orphans.get(block_id))
+            for block_id in range(pool.num_blocks)
         ],
+        "host": {
+            "total": scheduler.kv.host.num_blocks,
+            "used": scheduler.kv.host.num_used,
+            "pinned": scheduler.kv.host.num_pinned,
+        },
     }
 
 
@@ -167,6 +208,7 @@ def folded_state(snapshot: EngineSnapshot) -> dict[str, Any]:
         "running": [{key: view[key] for key in keys} for view in state["running"]],
         "waiting": [{key: view[key] for key in keys} for view in state["waiting"]],
         "blocks": state["blocks"],
+        "host": state["host"],
     }
 
 
@@ -183,18 +225,26 @@ def _sequence_facts(sequence: Sequence) -> dict[str, Any]:
         "num_cached_tokens": sequence.num_cached_tokens,
         "num_preemptions": sequence.num_preemptions,
         "max_tokens": sequence.max_tokens,
+        "priority": sequence.priority,
+        "due_ns": sequence.due_ns,
+        "is_loading": sequence.load_id != 0,
     }
 
 
-def _block_facts(core: EngineCore, block_id: int, holders: list[Sequence]) -> dict[str, Any]:
+def _block_facts(
+    core: EngineCore, block_id: int, holders: list[Sequence], orphan_slot: int | None
+) -> dict[str, Any]:
     block_size = core.config.block_size
-    block = core.scheduler.kv.pool.blocks[block_id]
+    block = core.scheduler.state.kv.pool.blocks[block_id]
     if holders:
         oldest = holders[0]
         computed = oldest.num_computed_tokens - oldest.block_table.index(block_id) * block_size
         filled = max(0, min(block_size, computed))
-        state = "shared" if len(holders) > 1 else ("active" if filled == block_size else "tail")
+        alone = "active" if filled == block_size else "tail" if filled else "reserved"
+        state = "shared" if len(holders) > 1 else alone
         owner, slot = oldest.request_id, oldest.slot
+    elif orphan_slot is not None:
+        state, owner, filled, slot = "reserved", None, 0, orphan_slot
     else:
         cached = block.block_hash is not None
         state, owner = ("cached" if cached else "free"), None

@@ -23,7 +23,12 @@ def hash_block(parent: bytes, tokens: bytes) -> bytes:
     return hashlib.sha256(parent + tokens).digest()
 
 
-def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
+def private_root_hash(seq_id: int) -> bytes:
+    """Return the chain's start of a sequence that shares with nobody."""
+    return hashlib.sha256(b"sequence:" + str(seq_id).encode()).digest()
+
+
+def extend_block_hashes(sequence: Sequence, block_size: int, root: bytes) -> None:
     """Hash the sequence's full blocks that have no hash yet, and keep their tokens as bytes."""
     hashes, tokens = sequence.block_hashes, sequence.block_tokens
     first, last = len(hashes), len(sequence.token_ids) // block_size
@@ -31,7 +36,7 @@ def extend_block_hashes(sequence: Sequence, block_size: int) -> None:
         return
     packed = array("I", sequence.token_ids[first * block_size : last * block_size])
     data, width = packed.tobytes(), packed.itemsize * block_size
-    parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+    parent = hashes[-1] if hashes else root
     for start in range(0, len(data), width):
         tokens.append(data[start : start + width])
         parent = hash_block(parent, tokens[-1])

@@ -10,6 +10,7 @@ so free + cached + used = num_blocks, always (`check_integrity`).
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 
 from engine.errors import EngineInvariantError
 from engine.records import BlockOp, BlockOpKind, FreeCause
@@ -45,6 +46,8 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         self._num_cached = 0
         self.num_evictions = 0
+        self.on_evict: Callable[[KVCacheBlock, int], None] = lambda *_: None
+        """Called with a block that is about to lose its content, and the slot that needs it."""
 
     @property
     def num_available(self) -> int:
@@ -83,14 +86,14 @@ class BlockPool:
             return None
         return block_id
 
-    def allocate(self, slot: int) -> int:
+    def allocate(self, slot: int, kind: BlockOpKind = BlockOpKind.ALLOCATE) -> int:
         """Take the block that was free the longest, dropping its hash if it has one."""
         block_id, _ = self._free.popitem(last=False)
         block = self.blocks[block_id]
         if block.block_hash is not None:
-            self._evict(block)
+            self._evict(block, slot)
         block.ref_cnt = 1
-        self.ops.append(BlockOp(BlockOpKind.ALLOCATE, block_id, slot))
+        self.ops.append(BlockOp(kind, block_id, slot))
         return block_id
 
     def touch(self, block_id: int, slot: int) -> None:
@@ -104,18 +107,19 @@ class BlockPool:
 
     def store_hash(
         self, block_id: int, slot: int, block_hash: bytes, parent_hash: bytes, tokens: bytes
-    ) -> None:
-        """Publish a full, written block. If the same content is published already, do nothing."""
+    ) -> bool:
+        """Publish a full, written block; whether that was new: the same content may be published already."""
         block = self.blocks[block_id]
         if block.block_hash is not None:
             raise EngineInvariantError(f"block {block_id} has a hash already")
         if block_hash in self._by_hash:
-            return
+            return False
         block.block_hash, block.parent_hash, block.tokens = block_hash, parent_hash, tokens
         self._by_hash[block_hash] = block_id
         self.ops.append(
             BlockOp(BlockOpKind.STORE, block_id, slot, int.from_bytes(block_hash[:HASH_PREFIX_BYTES], "big"))
         )
+        return True
 
     def free(self, block_ids: list[int], slot: int, cause: FreeCause) -> int:
         """Drop one reference from each block; return how many became available.
@@ -141,14 +145,20 @@ class BlockPool:
                     self._num_cached += 1
         return num_released
 
-    def _evict(self, block: KVCacheBlock) -> None:
+    def _evict(self, block: KVCacheBlock, slot: int) -> None:
         if block.block_hash is None:
             raise EngineInvariantError(f"block {block.block_id} has no hash to drop")
+        self.on_evict(block, slot)
         del self._by_hash[block.block_hash]
         block.block_hash, block.parent_hash, block.tokens = None, b"", b""
         self._num_cached -= 1
         self.num_evictions += 1
         self.ops.append(BlockOp(BlockOpKind.EVICT, block.block_id, block.last_slot))
+
+    def num_held_alone(self, block_ids: Iterable[int]) -> int:
+        """Count the blocks that nobody else references: so many would become available."""
+        blocks = self.blocks
+        return sum(blocks[block_id].ref_cnt == 1 for block_id in block_ids)
 
     def check_integrity(self) -> None:
         """Raise `EngineInvariantError` if the books do not add up."""

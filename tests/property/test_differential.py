@@ -53,7 +53,7 @@ def test_output_equals_solo_run_under_eviction_pressure(seed: int) -> None:
             assert tokens.get(name, []) == expected[: len(tokens.get(name, []))], f"seed {seed}, {name}"
         else:
             assert tokens[name] == expected, f"seed {seed}, {name}"
-    assert core.scheduler.kv.pool.num_used == 0
+    assert core.scheduler.state.kv.pool.num_used == 0
     if seed in PRESSED_SEEDS:
         assert any(isinstance(event, Preempted) for result in results for event in result.record.events)
         assert snapshot.totals.num_hit_tokens > 0

@@ -93,7 +93,13 @@ def test_every_request_ends_exactly_once_wherever_a_step_fails(seed: int) -> Non
             got = tokens.get(request.request_id, [])
             assert got == solo_output(request.prompt_token_ids, len(got)), fail.where
         assert snapshot.totals.num_output_tokens == sum(map(len, tokens.values())), fail.where
-    assert {"Scheduler._preempt", "Scheduler._finish", "Scheduler._release", "BlockPool._evict"} <= sites
+    expected = {
+        "SchedulerState.preempt",
+        "SchedulerState.finish",
+        "SchedulerState._release",
+        "BlockPool._evict",
+    }
+    assert expected <= sites
 
 
 class ShortRunner:

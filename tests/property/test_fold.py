@@ -1,5 +1,7 @@
 """The fold over the records is the engine's state, block by block, after every record."""
 
+from typing import Any
+
 import pytest
 
 from engine.snapshot import EngineSnapshot
@@ -11,12 +13,15 @@ from tests.builders import folded_state, random_run, state_from_books
     [
         (1, 2000, {}),
         (2, 500, {"block_size": 1, "num_blocks": 64}),
-        (3, 500, {"enable_prefix_caching": False}),
+        (13, 500, {"enable_prefix_caching": False}),
         (4, 500, {"max_num_batched_tokens": 6}),
         (5, 500, {"num_blocks": 17, "watermark": 0.1}),
+        (7, 2000, {"policy": "priority", "num_host_blocks": 40, "load_steps": 3, "policy_rate": 0.02}),
+        (8, 1000, {"num_blocks": 17, "num_host_blocks": 6, "offload": False, "preemption_mode": "swap"}),
+        (9, 500, {"enable_prefix_caching": False, "num_host_blocks": 40, "load_steps": 2}),
     ],
 )
-def test_fold_equals_books_after_every_record(seed: int, num_steps: int, overrides: dict[str, int]) -> None:
+def test_fold_equals_books_after_every_record(seed: int, num_steps: int, overrides: dict[str, Any]) -> None:
     snapshot: EngineSnapshot | None = None
     for core, result in random_run(seed, num_steps, **overrides):
         snapshot = snapshot or EngineSnapshot(core.config)
@@ -34,6 +39,13 @@ def test_fold_equals_books_after_every_record(seed: int, num_steps: int, overrid
     if snapshot.config.enable_prefix_caching:
         assert totals.num_hit_tokens > 0
         assert totals.num_evictions > 0
+    if snapshot.config.num_host_blocks:
+        assert totals.num_swaps > 0
+        assert totals.num_swapped_out > 0
+        assert totals.num_loads > totals.num_loads_hidden > 0
+    assert totals.num_lookahead > 0 or snapshot.config.num_blocks < 20  # there is too little to spare
+    assert totals.num_lookahead_unused > 0 or "policy_rate" not in overrides
+    assert totals.num_stalls == 0
 
 
 def test_fold_survives_failed_steps() -> None:

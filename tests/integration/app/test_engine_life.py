@@ -94,7 +94,7 @@ async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on(
         whole = asyncio.create_task(
             api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3000))
         )
-        await until(lambda: len(engine.core.scheduler.running) == 6)
+        await until(lambda: len(engine.core.scheduler.state.running) == 6)
         engine.runner.failures = 1
         for text in await asyncio.gather(*streams):
             assert "[DONE]" not in text

@@ -109,7 +109,7 @@ async def test_leaving_the_queue_touches_nobody_else() -> None:
         running = asyncio.create_task(
             api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=60))
         )
-        await until(lambda: len(engine.core.scheduler.running) == 1)
+        await until(lambda: len(engine.core.scheduler.state.running) == 1)
         await send_and_leave(api, api.chat_body("queued", **LONG))
         response = await running
         assert response.json()["usage"]["completion_tokens"] == 60

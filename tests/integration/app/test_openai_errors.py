@@ -297,7 +297,7 @@ async def test_a_full_queue_is_429_with_retry_after() -> None:
             return asyncio.create_task(api.client.post("/v1/completions", json=body))
 
         first = complete(["a", "b"], 100)
-        await until(lambda: len(engine.core.scheduler.running) == 1)
+        await until(lambda: len(engine.core.scheduler.state.running) == 1)
         response = await complete(["c", "d"], 1)
         assert (response.status_code, error_of(response)["code"]) == (429, "queue_full")
         assert int(response.headers["retry-after"]) >= 1

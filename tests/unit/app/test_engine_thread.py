@@ -177,7 +177,7 @@ async def test_broken_books_are_noticed_while_idle_and_the_pool_is_rebuilt(
 ) -> None:
     engine, recorder = FakeEngine(), Recorder()
     thread = recorder.make_thread(engine)
-    engine.core.scheduler.kv.pool.blocks[3].ref_cnt = 1
+    engine.core.scheduler.state.kv.pool.blocks[3].ref_cnt = 1
     thread.start()
     await until(lambda: len(recorder.results) == 1)
     result, error = recorder.results[0]

@@ -50,7 +50,7 @@ def test_blocks_and_tokens_are_those_of_the_engine_in_a_run_with_preemptions() -
     tables: list[dict[int, list[int]]] = []
     for core, result in random_run(5, 400):
         run.append(result.record)
-        tables.append({seq.seq_id: list(seq.block_table) for seq in core.scheduler.running})
+        tables.append({seq.seq_id: list(seq.block_table) for seq in core.scheduler.state.running})
         config = core.config
     events = [event for record in run for event in record.events]
     preempted = {event.seq_id for event in events if isinstance(event, Preempted)}

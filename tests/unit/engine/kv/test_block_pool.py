@@ -96,6 +96,6 @@ def test_integrity_check_finds_a_lost_block() -> None:
     core.add_request(make_request(max_tokens=9))
     core.step()
     core.check_integrity()
-    core.scheduler.running[0].block_table.pop()
+    core.scheduler.state.running[0].block_table.pop()
     with pytest.raises(EngineInvariantError):
         core.check_integrity()

@@ -1,0 +1,215 @@
+"""Decides, each step, which tokens of which sequences are computed.
+
+There is no prefill phase and no decode phase. Every sequence has `num_tokens` known tokens and
+`num_computed_tokens` whose KV exists, and each step the second number catches up with the first
+under one budget of tokens. A long prompt catches up in chunks, a decoding sequence is one token
+behind; "prefill" and "decode" are labels for display. (The idea is that of vLLM's V1 scheduler; paged
+KV with preemption by recompute or swap: Kwon et al., SOSP 2023, section 4.5.)
+
+Why every step makes progress, and storms of preemptions end: a preempted sequence comes back with the blocks
+for `preemption_quantum` more tokens and cannot be preempted before it has generated them. So whoever lacks a
+block may be preempted itself, each further preemption of a sequence is paid for with that many tokens, and
+the last sequence that runs always has room, since none may be longer than the pool.
+
+Pure and deterministic: no clock, no randomness, no tensors.
+"""
+
+from engine.kv.loads import LOAD_DEADLINE_STEPS
+from engine.records import StopReason
+from engine.scheduling.output import ScheduledSequence, SchedulerOutput
+from engine.scheduling.state import SchedulerState
+from engine.sequence import Sequence, SequenceStatus
+
+
+class StepPlanner:
+    """Plans one step over the books, and is then thrown away."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        """Begin with the whole budget."""
+        self._state = state
+        self._kv = state.kv
+        self._budget = state.config.max_num_batched_tokens
+        self._plan: dict[int, ScheduledSequence] = {}
+        self._output = SchedulerOutput()
+        self._preempted = False
+
+    def plan(self) -> SchedulerOutput:
+        """Choose the step's work: running sequences first, then admissions."""
+        output = self._output
+        self._schedule_running()
+        if self._preempted:
+            output.stop_reason = StopReason.NO_FREE_BLOCKS  # the victim waits, at least
+        else:
+            self._admit_waiting()
+        output.scheduled = list(self._plan.values())
+        self._look_ahead()
+        output.swap_outs, self._kv.swap_outs = self._kv.swap_outs, []
+        output.loads, self._kv.new_loads = self._kv.new_loads, []
+        self._await_loads()
+        return output
+
+    # ------------------------------------------------------------------ running sequences
+
+    def _schedule_running(self) -> None:
+        """Give each running sequence its tokens; one is left for each that comes after it."""
+        state, plan = self._state, self._plan
+        block_size, running = state.config.block_size, SequenceStatus.RUNNING
+        num_behind = len(state.running)
+        for sequence in state.running.copy():
+            num_behind -= 1
+            if sequence.status is not running or sequence.load_id:
+                continue
+            num_computed = sequence.num_computed_tokens
+            num_new = min(len(sequence.token_ids) - num_computed, self._budget - num_behind)
+            if num_computed + num_new > len(sequence.block_table) * block_size and not self._grow(
+                sequence, num_computed + num_new
+            ):
+                continue
+            if sequence.has_lookahead:
+                sequence.has_lookahead = False
+                del state.lookahead[sequence.seq_id]
+            plan[sequence.seq_id] = ScheduledSequence(sequence, num_computed, num_new)
+            self._budget -= num_new
+
+    def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Get the blocks for `num_tokens`, by preempting if need be; whether the sequence still runs."""
+        state = self._state
+        if self._kv.try_grow(sequence, num_tokens):
+            return True
+        num_missing = self._kv.num_blocks_needed(sequence, num_tokens) - self._kv.pool.num_available
+        state.take_back_lookahead(num_missing, keeper=sequence)
+        while not self._kv.try_grow(sequence, num_tokens):
+            candidates = [
+                other
+                for other in state.running
+                if _may_go(other) and state.order.may_displace(sequence, other)
+            ]
+            victim = state.preempt(sequence, candidates)
+            self._preempted = True
+            self._unplan(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _unplan(self, victim: Sequence) -> None:
+        """Take a victim out of the step and its tokens back into the budget."""
+        entry = self._plan.pop(victim.seq_id, None)
+        if entry is not None:
+            self._budget += entry.num_scheduled_tokens
+
+    # ------------------------------------------------------------------ waiting sequences
+
+    def _admit_waiting(self) -> None:
+        state, output = self._state, self._output
+        for sequence in state.waiting:
+            if self._budget == 0:
+                output.stop_reason = StopReason.TOKEN_BUDGET
+                return
+            if self._kv.still_awaits_prefix(sequence):
+                self._note_pending(sequence)
+                continue
+            reason = self._try_admit(sequence)
+            if reason is not None:
+                output.stop_reason = reason
+                return
+        if self._preempted:
+            output.stop_reason = StopReason.NO_FREE_BLOCKS
+
+    def _note_pending(self, sequence: Sequence) -> None:
+        self._output.stop_reason = StopReason.PREFIX_PENDING
+        self._output.prefix_pending.append(sequence.seq_id)
+
+    def _try_admit(self, sequence: Sequence) -> StopReason | None:
+        """Admit the sequence or let it wait for its prefix; or return why nobody more is admitted.
+
+        Lookup, pinning and budget in one go: nothing can evict the hits in between. The whole sequence must
+        fit now, not only its first chunk. Nothing is reserved for the rest, but one that could not even run
+        alone beside the others would only be preempted. One that was preempted gets all its blocks at once.
+        """
+        state, config = self._state, self._state.config
+        if not state.has_free_slot and not self._interrupt_for(sequence, []):
+            return StopReason.MAX_NUM_SEQS
+        hits = self._kv.get_computed_blocks(sequence)
+        host_ids = self._kv.get_host_blocks(sequence, len(hits))
+        if self._kv.is_prefix_pending(sequence, len(hits) + len(host_ids)):
+            self._note_pending(sequence)
+            return None
+        num_tokens = max(len(sequence.token_ids), sequence.safe_tokens)
+        reserved = config.watermark_blocks if state.running else 0
+        num_missing = self._kv.num_missing(hits, num_tokens, reserved)
+        if 0 < num_missing <= len(state.lookahead):
+            state.take_back_lookahead(num_missing)
+            num_missing = self._kv.num_missing(hits, num_tokens, reserved)
+        if num_missing and not self._interrupt_for(sequence, hits):
+            fits_bare = reserved and not self._kv.num_missing(hits, num_tokens, 0)
+            return StopReason.WATERMARK if fits_bare else StopReason.NO_FREE_BLOCKS
+        self._admit(sequence, hits, host_ids)
+        return None
+
+    def _admit(self, sequence: Sequence, hits: list[int], host_ids: list[int]) -> None:
+        block_size = self._state.config.block_size
+        num_found = len(hits) * block_size
+        num_new = min(len(sequence.token_ids) - num_found, self._budget)
+        num_held = num_found + (len(host_ids) * block_size if host_ids else num_new)
+        self._state.admit(sequence, hits, host_ids, max(num_held, sequence.safe_tokens))
+        if not host_ids:
+            self._plan[sequence.seq_id] = ScheduledSequence(sequence, num_found, num_new)
+            self._budget -= num_new
+
+    def _interrupt_for(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Preempt less urgent sequences until this one has room, unless even all of them are too few."""
+        state = self._state
+        candidates = [
+            other for other in state.running if _may_go(other) and state.order.may_interrupt(sequence, other)
+        ]
+        num_tokens = max(len(sequence.token_ids), sequence.safe_tokens)
+        reserved = state.config.watermark_blocks
+        held = {block_id for other in candidates for block_id in other.block_table}.difference(hits)
+        num_missing = self._kv.num_missing(hits, num_tokens, reserved)
+        if not candidates or self._kv.pool.num_held_alone(held) < num_missing:
+            return False
+        while not state.has_free_slot or self._kv.num_missing(hits, num_tokens, reserved):
+            if not candidates:
+                return False
+            lowest = max(other.priority for other in candidates)
+            victim = state.preempt(sequence, [other for other in candidates if other.priority == lowest])
+            candidates.remove(victim)
+            self._preempted = True
+            self._unplan(victim)
+        return True
+
+    # ------------------------------------------------------------------ ahead of need
+
+    def _look_ahead(self) -> None:
+        """Reserve the blocks that decoding sequences need in the next step, while blank ones are plenty."""
+        config, pool = self._state.config, self._kv.pool
+        if not config.lookahead:
+            return
+        spare = pool.num_free - config.watermark_blocks
+        for entry in self._output.scheduled:
+            if spare <= 0:
+                return
+            sequence = entry.sequence
+            num_tokens = len(sequence.token_ids)
+            if (
+                num_tokens == len(sequence.block_table) * config.block_size
+                and entry.needs_sampling
+                and num_tokens + 1 < sequence.max_num_tokens
+            ):
+                self._kv.look_ahead(sequence)
+                self._state.lookahead[sequence.seq_id] = sequence
+                spare -= 1
+
+    def _await_loads(self) -> None:
+        """Ask for the copies that are overdue, or for the oldest where there is nothing else to do."""
+        loads, output = self._kv.loads, self._output
+        for load in loads.values():
+            is_first = not output.scheduled and not output.awaited_loads
+            if is_first or self._kv.step - load.first_step >= LOAD_DEADLINE_STEPS:
+                load.waited = True
+                output.awaited_loads.append(load.load_id)
+
+
+def _may_go(sequence: Sequence) -> bool:
+    """Whether a running sequence may be preempted: not while its blocks are written, nor too soon again."""
+    return not sequence.load_id and len(sequence.token_ids) >= sequence.safe_tokens
