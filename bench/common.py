@@ -105,6 +105,10 @@ class Activity:
         ticks = seconds * os.sysconf("SC_CLK_TCK")
         return {"other_cores": max(0.0, (busy - own) / ticks), "stolen_cores": stolen / ticks}
 
+    def own_cpu_s(self) -> float:
+        """Return how many seconds of CPU time our processes, those of them that still live, have used."""
+        return (self._snapshot()[2] - self._started[2]) / os.sysconf("SC_CLK_TCK")
+
     def _snapshot(self) -> tuple[float, float, float, float]:
         fields = [int(field) for field in _read(Path("/proc/stat")).split("\n", 1)[0].split()[1:]]
         idle, stolen = fields[3] + fields[4], fields[7]

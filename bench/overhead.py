@@ -1,7 +1,8 @@
 """What being seen costs: `python -m bench.overhead [-- serve options]`.
 
 Runs W2 of the workload (64 requests at once) through the real server over HTTP in three ways, in turn, and
-prints the output tokens per second of each and their ratios:
+prints the output tokens per second of each, the CPU time that each takes for a thousand tokens, and their
+ratios (of the CPU time, the inverse: tokens for a second of it):
 
   nothing recorded   `python -m bench.unrecorded`: no live view and no history; the step records are still
                      made, since they are part of the engine
@@ -24,6 +25,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 from bench.common import (
     ROOT,
+    Activity,
     Figures,
     end_on_signal,
     print_disturbed,
@@ -44,8 +46,8 @@ RATIOS = (("recorded", "nothing recorded"), ("10 dashboards", "recorded"))
 
 
 @contextmanager
-def dashboards(url: str, figures: Figures) -> Iterator[None]:
-    """Have pages watch the server during the block; then add to `figures` what they took."""
+def dashboards(url: str, figures: Figures) -> Iterator[int]:
+    """Have pages watch the server during the block, which gets their process; add to `figures` what they took."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.dashboards", url, "--number", str(NUM_DASHBOARDS)],
         cwd=ROOT,
@@ -58,7 +60,7 @@ def dashboards(url: str, figures: Figures) -> Iterator[None]:
     try:
         if process.stdout.readline().strip() != "connected":
             raise SystemExit("the dashboards could not connect")
-        yield
+        yield process.pid
         process.stdin.close()
         figures.update(json.loads(process.stdout.read()))
     finally:
@@ -68,11 +70,18 @@ def dashboards(url: str, figures: Figures) -> Iterator[None]:
 
 
 def run_way(way: str, server: RunningServer, workload: Workload, run: int, limit: int | None) -> Figures:
-    """Return the figures of one run of W2."""
+    """Return the figures of one run of W2.
+
+    `cpu_s` is the CPU time of the server, and of the pages' client, for a thousand output tokens. It changes
+    less with what else the machine does than the time on the clock.
+    """
     taken: Figures = {}
-    with dashboards(server.url, taken) if way == "10 dashboards" else nullcontext():
+    with dashboards(server.url, taken) if way == "10 dashboards" else nullcontext(None) as client:
+        activity = Activity(server.pid, *([client] if client else []))
         figures = measure(server, workload, "W2", run, limit=limit)
-    return {**figures, **taken}
+        cpu_s = activity.own_cpu_s()
+    num_tokens = figures["output_tok_s"] * figures["seconds"]
+    return {**figures, **taken, "cpu_s": cpu_s / num_tokens * 1000}
 
 
 def main() -> None:
@@ -108,16 +117,25 @@ def _report(results: dict[str, list[Figures]]) -> None:
     for way, runs in results.items():
         speeds = [run["output_tok_s"] for run in runs]
         messages = statistics.median(run.get("dashboard_messages", 0) for run in runs)
-        rows.append([way, statistics.median(speeds), min(speeds), max(speeds), messages])
-    print_table(["W2 over HTTP, output tok/s", "median", "min", "max", "dashboard messages"], rows)
+        cpu_s = statistics.median(run["cpu_s"] for run in runs)
+        rows.append([way, statistics.median(speeds), min(speeds), max(speeds), cpu_s, messages])
+    print_table(
+        ["W2 over HTTP, output tok/s", "median", "min", "max", "CPU s for 1,000 tokens", "messages"], rows
+    )
     for way, runs in results.items():
         print_disturbed(way, runs)
-    ratios = [[f"{way} ÷ {other}", *_ratios(results[way], results[other])] for way, other in RATIOS]
+    ratios = [
+        [f"{way} ÷ {other}, {what}", *_ratios(results[way], results[other], name)]
+        for way, other in RATIOS
+        for name, what in (("output_tok_s", "tok/s"), ("cpu_s", "tokens for a second of CPU"))
+    ]
     print_table(["ratio", "median", "min", "max"], ratios)
 
 
-def _ratios(runs: list[Figures], others: list[Figures]) -> list[object]:
-    ratios = [run["output_tok_s"] / other["output_tok_s"] for run, other in zip(runs, others, strict=True)]
+def _ratios(runs: list[Figures], others: list[Figures], name: str) -> list[object]:
+    ratios = [run[name] / other[name] for run, other in zip(runs, others, strict=True)]
+    if name == "cpu_s":
+        ratios = [1 / ratio for ratio in ratios]
     return [statistics.median(ratios), min(ratios), max(ratios)]
 
 
