@@ -12,18 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from engine.config import EngineConfig, resolve
 from engine.core import EngineCore
 from engine.engine_info import EngineInfo
 from engine.errors import ConfigError, KernelsUnavailableError
 from engine.kernels.cpu.build import TYPICAL_BUILD_S
-from engine.machine import may_have_gpu
+from engine.machine import may_have_gpu, total_memory_bytes
 from engine.model.check import ModelFiles, ModelInfo, open_model
 from engine.model.tokenizer import Tokenizer
 from engine.model.tokenizer_store import load_tokenizer
 from engine.model.weight_reader import Report as OnShare
 from engine.run_plan import TORCH, RunOptions, RunPlan, choose_plan
 from engine.runner.base import ModelRunner
+from engine.runner.warm_up import measure_token_ns
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +41,16 @@ _BUILD_SHARE = 0.9
 class LoadRequest(RunOptions):
     """What to load and how.
 
-    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts. `cache_dir`: where converted
-    tokenizers are kept. The other fields say how to run it, see `RunOptions`.
+    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts. `swap_memory_bytes` sizes the host
+    tier; 0: `config.num_host_blocks` counts. `cache_dir`: where converted tokenizers are kept. The other
+    fields say how to run it, see `RunOptions`.
     """
 
     model_path: Path
     config: EngineConfig
     cache_dir: Path
     kv_memory_bytes: int | None = None
+    swap_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class LoadedEngine:
 
 class _WarmRunner(ModelRunner, Protocol):
     def warm_up(self) -> None: ...
+    def measure_block_ns(self) -> float: ...
 
 
 class _Backend(Protocol):
@@ -130,17 +136,19 @@ def load_engine(request: LoadRequest, on_progress: Callable[[LoadProgress], None
             model_max_len=files.config.max_position,
             kv_bytes_per_block=backend.kv_bytes_per_block(request.config.block_size),
             kv_memory_bytes=request.kv_memory_bytes,
+            swap_memory_bytes=request.swap_memory_bytes,
         )
-        _check_memory(backend, config)
+        _check_memory(backend, config, plan.info.device)
         with _explained("The model", "a smaller model, or a smaller --kv-memory or --num-blocks"):
             backend.load_weights(config, reporter.on_share)
         reporter.enter("tokenizer")
         tokenizer = pending.result()
     reporter.enter("kv_pool")
-    with _explained("The KV pool", "a smaller --kv-memory or --num-blocks"):
+    with _explained("The KV pool", "a smaller --kv-memory, --num-blocks or --swap-memory"):
         runner = backend.make_runner(config, tokenizer.eos_token_ids)
         reporter.enter("warm_up")
         runner.warm_up()
+        config = _measure_costs(runner, config)
     core = EngineCore(config, runner)
     logger.info("%s: %s", files.info.name, plan.info)
     reporter.enter("ready")
@@ -183,14 +191,33 @@ def _has_cuda(device: str) -> bool:
     return has_cuda()
 
 
-def _check_memory(backend: _Backend, config: EngineConfig) -> None:
-    """Refuse a pool that this machine cannot hold: the system would only say so by ending the process."""
-    pool_bytes = backend.kv_bytes_per_block(config.block_size) * config.num_blocks
-    if pool_bytes + backend.weight_bytes > backend.available_bytes:
+def _check_memory(backend: _Backend, config: EngineConfig, device: str) -> None:
+    """Refuse what this machine cannot hold: the system would only say so by ending the process."""
+    block_bytes = backend.kv_bytes_per_block(config.block_size)
+    pool_bytes, host_bytes = block_bytes * config.num_blocks, block_bytes * config.num_host_blocks
+    available_bytes, weight_bytes = backend.available_bytes, backend.weight_bytes
+    if pool_bytes + weight_bytes > available_bytes:
         raise ConfigError(
-            f"A KV pool of {pool_bytes:,} bytes and weights of {backend.weight_bytes:,} bytes do not fit "
-            f"into {backend.available_bytes:,} bytes of memory; use a smaller --kv-memory or --num-blocks."
+            f"A KV pool of {pool_bytes:,} bytes and weights of {weight_bytes:,} bytes do not fit "
+            f"into {available_bytes:,} bytes of memory; use a smaller --kv-memory or --num-blocks."
         )
+    left_bytes = available_bytes - pool_bytes - weight_bytes if device == "cpu" else total_memory_bytes()
+    if host_bytes > left_bytes:
+        raise ConfigError(
+            f"A host tier of {host_bytes:,} bytes does not fit into the {left_bytes:,} bytes of memory that "
+            "are left for it; use a smaller --swap-memory."
+        )
+
+
+def _measure_costs(runner: _WarmRunner, config: EngineConfig) -> EngineConfig:
+    """Return the configuration with the costs that decide between recomputing and swapping."""
+    if config.num_host_blocks == 0:
+        return config
+    return msgspec.structs.replace(
+        config,
+        recompute_ns_per_token=measure_token_ns(runner, config),
+        swap_ns_per_block=runner.measure_block_ns(),
+    )
 
 
 @contextmanager

@@ -65,11 +65,11 @@ class NativeBackend:
         sizes = self._make_sizes(config.max_model_len, config.block_size, config.num_blocks)
         self._model = pack_model(self._library, self._files, sizes, on_share)
 
-    def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> NativeRunner:  # noqa: ARG002 - as the other backend
-        """Return the runner of the loaded model."""
+    def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> NativeRunner:
+        """Return the runner of the loaded model; reserves the host tier, whose pages are taken when used."""
         if self._model is None:
             raise EngineInvariantError("the weights are not loaded")
-        return NativeRunner(self._model, eos_token_ids=eos_token_ids)
+        return NativeRunner(self._model, eos_token_ids=eos_token_ids, num_host_blocks=config.num_host_blocks)
 
     def _make_sizes(self, num_positions: int, block_size: int, num_blocks: int) -> NativeSizes:
         return NativeSizes(

@@ -59,7 +59,7 @@ class TorchBackend:
             self._decoder = Decoder(self._files.config, weights, config.max_model_len)
 
     def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> TorchRunner:
-        """Return the runner of the loaded model; allocates the KV pool."""
+        """Return the runner of the loaded model; allocates KV pool and host tier."""
         if self._decoder is None:
             raise EngineInvariantError("the weights are not loaded")
         with _memory_errors():
@@ -68,6 +68,7 @@ class TorchBackend:
                 num_blocks=config.num_blocks,
                 block_size=config.block_size,
                 eos_token_ids=eos_token_ids,
+                num_host_blocks=config.num_host_blocks,
             )
 
 

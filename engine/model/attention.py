@@ -55,7 +55,8 @@ class AttentionBatch:
 class KVCache:
     """Keys and values of all layers in blocks.
 
-    `keys[layer]` and `values[layer]` are (num_blocks, block_size, num_kv_heads, head_dim).
+    `keys[layer]` and `values[layer]` are (num_blocks, block_size, num_kv_heads, head_dim), parts of
+    `storage`.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class KVCache:
     ) -> None:
         """Allocate `shape` (num_blocks, block_size, num_kv_heads, head_dim) for every layer."""
         # Not zeroed: no slot is read before it was written, and so pages are taken only when used.
-        storage = torch.empty(
+        self.storage = torch.empty(
             (num_layers, 2, *shape), dtype=dtype, device=device
         )  # (layers, 2, num_blocks, block_size, kv_heads, head_dim)
-        self.keys = [storage[layer, 0] for layer in range(num_layers)]
-        self.values = [storage[layer, 1] for layer in range(num_layers)]
+        self.keys = [self.storage[layer, 0] for layer in range(num_layers)]
+        self.values = [self.storage[layer, 1] for layer in range(num_layers)]
 
 
 def attention_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

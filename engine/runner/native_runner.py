@@ -6,43 +6,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineInvariantError
-from engine.kernels.cpu.library import NativeModel, StepBatch, Want
+from engine.kernels.cpu.library import NativeModel, StepBatch, StepOutput, Want
 from engine.model.uniform import uniform
 from engine.runner.base import ModelRunnerOutput
-from engine.sampling_params import SamplingParams
+from engine.runner.copier import ArrayBlocks, BlockCopier
+from engine.runner.warm_up import make_text, warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
-from engine.sequence import EngineRequest, Sequence
-
-_WARM_UP_TOKENS = 16
+from engine.sequence import Sequence
 
 
 class NativeRunner:
     """A `ModelRunner` over a native model, which holds weights and KV pool. Owned by one thread."""
 
-    def __init__(self, model: NativeModel, *, eos_token_ids: frozenset[int]) -> None:
-        """Take a finished model."""
+    def __init__(
+        self, model: NativeModel, *, eos_token_ids: frozenset[int], num_host_blocks: int = 0
+    ) -> None:
+        """Take a finished model; make the host tier."""
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.eos_token_ids = eos_token_ids
         self._block_size = model.sizes.block_size
+        pool = model.view_kv().reshape(model.sizes.num_blocks, -1)  # (blocks, bytes) uint8
+        self.copier = BlockCopier(ArrayBlocks(pool, num_host_blocks), self._block_size)
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute all scheduled tokens, write their KV, choose tokens where `needs_sampling`."""
-        if not scheduler_output.scheduled:
-            return ModelRunnerOutput([], 0, 0)
-        output = self.model.step(make_step_batch(scheduler_output.scheduled, self._block_size))
-        return ModelRunnerOutput(output.token_ids, output.forward_ns, output.sample_ns)
+        """Compute all scheduled tokens, write their KV, choose tokens where `needs_sampling`.
+
+        Copies run beside that; raises `RuntimeError` if one fails.
+        """
+        self.copier.begin(scheduler_output)
+        output = StepOutput([], 0, 0)
+        if scheduler_output.scheduled:
+            output = self.model.step(make_step_batch(scheduler_output.scheduled, self._block_size))
+        finished_loads = self.copier.finish(scheduler_output.awaited_loads)
+        return ModelRunnerOutput(output.token_ids, output.forward_ns, output.sample_ns, finished_loads)
 
     def warm_up(self) -> None:
-        """Compute a few tokens, prefill and then one more, so that the first request finds all ready."""
-        num_tokens = min(_WARM_UP_TOKENS, self._block_size)
-        sequence = _make_sequence([0] * num_tokens, [0])
-        for start, count in ((0, num_tokens - 1), (num_tokens - 1, 1)):
-            if count:
-                self.execute(SchedulerOutput([ScheduledSequence(sequence, start, count)]))
+        """Compute a few tokens, so that the first request finds all ready."""
+        warm_up(self, self._block_size)
+
+    def measure_block_ns(self) -> float:
+        """Return what copying a block to the host tier or back takes; overwrites the first blocks of both."""
+        return self.copier.measure_ns()
 
     def reset(self) -> None:
-        """Forget all KV: nothing to do, since no slot is read before it is written again."""
+        """Forget all copies. KV may stay: no slot is read before it is written again."""
+        self.copier.reset()
 
     def logits(self, token_ids: list[int]) -> "NDArray[np.float32]":
         """Return the logits (tokens, vocab_size) after each token of a text, computed in one step.
@@ -50,7 +59,7 @@ class NativeRunner:
         For measurements: overwrites the first blocks of the pool, so no engine may use this runner.
         """
         num_blocks = -(-len(token_ids) // self._block_size)
-        sequence = _make_sequence(token_ids, list(range(num_blocks)))
+        sequence = make_text(token_ids, list(range(num_blocks)))
         batch = make_step_batch([ScheduledSequence(sequence, 0, len(token_ids))], self._block_size)
         logits: NDArray[Any] = np.empty((len(token_ids), self.vocab_size), np.float32)  # (tokens, vocab_size)
         self.model.step(batch, logits, all_logits=True)
@@ -93,12 +102,3 @@ def _add_choice(batch: StepBatch, sequence: Sequence, *, is_wanted: bool) -> Non
     batch.top_ks.append(params.top_k)
     batch.top_ps.append(params.top_p)
     batch.uniforms.append(uniform(params.seed or 0, sequence.choice_index, sequence.num_output_tokens))
-
-
-def _make_sequence(token_ids: list[int], block_table: list[int]) -> Sequence:
-    request = EngineRequest(
-        request_id="", prompt_token_ids=token_ids, sampling_params=SamplingParams(temperature=0.0)
-    )
-    sequence = Sequence(0, request, max_tokens=1)
-    sequence.block_table = block_table
-    return sequence

@@ -11,11 +11,10 @@ from engine.model.sampler import Draw, sample
 from engine.records import FAILED_TOKEN_ID
 from engine.runner.base import ModelRunnerOutput
 from engine.runner.batch import BatchLayout, make_batch
-from engine.sampling_params import SamplingParams
+from engine.runner.copier import ArrayBlocks, BlockCopier, BlockMemory
+from engine.runner.device_blocks import CudaStream, DeviceBlocks
+from engine.runner.warm_up import warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
-from engine.sequence import EngineRequest, Sequence
-
-_WARM_UP_TOKENS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,9 @@ class TorchRunner:
         num_blocks: int,
         block_size: int,
         eos_token_ids: frozenset[int],
+        num_host_blocks: int = 0,
     ) -> None:
-        """Allocate the KV pool; raises `RuntimeError` (torch's) when memory does not suffice."""
+        """Allocate KV pool and host tier; raises `RuntimeError` (torch's) when memory does not suffice."""
         self.vocab_size = decoder.config.vocab_size
         self.eos_token_ids = eos_token_ids
         self._decoder = decoder
@@ -43,36 +43,54 @@ class TorchRunner:
             device=decoder.device,
             dtype=decoder.dtype,
         )
+        self.copier = BlockCopier(_make_memory(self._cache.storage, num_host_blocks), block_size)
 
     @torch.inference_mode()
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute all scheduled tokens, write their KV, sample where `needs_sampling`."""
-        scheduled = scheduler_output.scheduled
+        """Compute all scheduled tokens, write their KV, sample where `needs_sampling`.
+
+        Copies run beside that; raises `RuntimeError` if one fails.
+        """
+        self.copier.begin(scheduler_output)
+        token_ids, forward_ns, sample_ns = self._compute(scheduler_output.scheduled)
+        finished_loads = self.copier.finish(scheduler_output.awaited_loads)
+        return ModelRunnerOutput(token_ids, forward_ns, sample_ns, finished_loads)
+
+    def _compute(self, scheduled: list[ScheduledSequence]) -> tuple[list[int], int, int]:
+        """Return the tokens, and how long the model and the sampling took."""
         if not scheduled:
-            return ModelRunnerOutput([], 0, 0)
+            return [], 0, 0
         started = time.perf_counter_ns()
         logits = self._decoder.forward(make_batch(scheduled, self._layout), self._cache)
         if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # durations would otherwise be those of the launches
+            # Durations would otherwise be those of the launches, and copies need all KV to be there.
+            torch.cuda.current_stream(logits.device).synchronize()
         computed = time.perf_counter_ns()
         wanted = [entry for entry in scheduled if entry.needs_sampling]
         sampled = iter(_sample_rows(logits, [_draw_of(entry) for entry in wanted]))
         token_ids = [next(sampled) if entry.needs_sampling else -1 for entry in scheduled]
-        return ModelRunnerOutput(token_ids, computed - started, time.perf_counter_ns() - computed)
+        return token_ids, computed - started, time.perf_counter_ns() - computed
 
     def warm_up(self) -> None:
-        """Compute a few tokens, prefill and then one more, so that the first request finds all ready."""
-        params = SamplingParams(temperature=0.0)
-        tokens = min(_WARM_UP_TOKENS, self._layout.block_size)
-        request = EngineRequest(request_id="", prompt_token_ids=[0] * tokens, sampling_params=params)
-        sequence = Sequence(0, request, max_tokens=1)
-        sequence.block_table = [0]
-        for start, count in ((0, tokens - 1), (tokens - 1, 1)):
-            if count:
-                self.execute(SchedulerOutput([ScheduledSequence(sequence, start, count)]))
+        """Compute a few tokens, so that the first request finds all ready."""
+        warm_up(self, self._layout.block_size)
+
+    def measure_block_ns(self) -> float:
+        """Return what copying a block to the host tier or back takes; overwrites the first blocks of both."""
+        return self.copier.measure_ns()
 
     def reset(self) -> None:
-        """Forget all KV: nothing to do, since no slot is read before it is written again."""
+        """Forget all copies. KV may stay: no slot is read before it is written again."""
+        self.copier.reset()
+
+
+def _make_memory(storage: Tensor, num_host_blocks: int) -> BlockMemory:
+    """Return the pool and a new host tier. A block is spread over `storage` (layers, 2, blocks, ...)."""
+    pool = storage.movedim(2, 0)  # (blocks, layers, 2, ...)
+    if storage.is_cuda:
+        return DeviceBlocks(pool, num_host_blocks, CudaStream(storage.device))
+    # numpy, because torch would copy with as many threads as compute.
+    return ArrayBlocks(pool.view(torch.uint8).numpy(), num_host_blocks)
 
 
 def _sample_rows(logits: Tensor, draws: list[Draw]) -> list[int]:

@@ -11,7 +11,9 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.model.attention import AttentionBatch, paged_attention
 from engine.model.sampler import Draw, sample
+from engine.records import Loaded
 from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.device_blocks import CudaStream, DeviceBlocks
 from engine.runner.torch_runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
@@ -94,15 +96,27 @@ def row_starts(batch: AttentionBatch, shares: list[ScheduledSequence]) -> list[i
     ]
 
 
-def generate(folder: Path, device: str, dtype: torch.dtype) -> list[list[int]]:
+def generate(
+    folder: Path, device: str, dtype: torch.dtype, num_host_blocks: int = 0
+) -> tuple[list[list[int]], int]:
+    """Return the answers to twelve requests in a tight pool, and how many loads there were."""
     decoder = load_decoder(folder, dtype, device)
     config = EngineConfig(
-        num_blocks=24, block_size=8, max_num_seqs=6, max_num_batched_tokens=48, max_model_len=128
+        num_blocks=24,
+        block_size=8,
+        max_num_seqs=6,
+        max_num_batched_tokens=48,
+        max_model_len=128,
+        num_host_blocks=num_host_blocks,
     )
     runner = TorchRunner(
-        decoder, num_blocks=config.num_blocks, block_size=config.block_size, eos_token_ids=frozenset()
+        decoder,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        eos_token_ids=frozenset(),
+        num_host_blocks=num_host_blocks,
     )
-    core = EngineCore(config, runner)
+    core, num_loads = EngineCore(config, runner), 0
     rng = random.Random(3)
     for index in range(12):
         prompt = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 60))
@@ -112,21 +126,23 @@ def generate(folder: Path, device: str, dtype: torch.dtype) -> list[list[int]]:
         )
     answers: list[list[int]] = [[] for _ in range(12)]
     while core.has_work:
-        for output in core.step().outputs:
+        result = core.step()
+        num_loads += sum(isinstance(event, Loaded) for event in result.record.events)
+        for output in result.outputs:
             answers[int(output.request_id)].append(output.token_id)
     core.check_integrity()
-    return answers
+    return answers, num_loads
 
 
 @pytest.mark.parametrize("variant", ["llama tied", "qwen2 with biases", "qwen3 with q/k norms"])
 def test_greedy_answers_equal_those_of_the_cpu(variant: str, tmp_path: Path) -> None:
     folder = write_folder(make_reference(VARIANTS[variant]), tmp_path / "model")
-    assert generate(folder, "cuda", torch.float32) == generate(folder, "cpu", torch.float32)
+    assert generate(folder, "cuda", torch.float32)[0] == generate(folder, "cpu", torch.float32)[0]
 
 
 def test_bfloat16_answers_on_cuda_do_not_change_between_runs(tmp_path: Path) -> None:
     folder = write_folder(make_reference(VARIANTS["llama tied"]), tmp_path / "model")
-    first, second = (generate(folder, "cuda", torch.bfloat16) for _ in range(2))
+    first, second = (generate(folder, "cuda", torch.bfloat16)[0] for _ in range(2))
     assert first == second
     assert all(len(answer) == 24 for answer in first)
 
@@ -137,3 +153,24 @@ def test_draws_on_cuda_equal_those_on_the_cpu() -> None:
         Draw(SamplingParams(temperature=1.0, top_k=40 * (i % 2), top_p=0.9, seed=i), 0, i) for i in range(64)
     ]
     assert sample(logits.to(CUDA), draws) == sample(logits, draws)
+
+
+def test_greedy_answers_are_the_same_with_a_host_tier_in_pinned_memory(tmp_path: Path) -> None:
+    folder = write_folder(make_reference(VARIANTS["llama tied"]), tmp_path / "model")
+    expected, _ = generate(folder, "cpu", torch.float32)
+    answers, num_loads = generate(folder, "cuda", torch.float32, num_host_blocks=64)
+    assert num_loads > 0
+    assert answers == expected
+
+
+def test_blocks_are_copied_whole_through_pinned_memory() -> None:
+    storage = torch.randn(3, 2, 8, 500, device=CUDA)  # (layers, 2, blocks, numbers)
+    before = storage.clone()
+    torch.cuda.synchronize()
+    memory = DeviceBlocks(storage.movedim(2, 0), 4, CudaStream(CUDA))
+    assert memory._host.is_pinned()
+    memory.copy_out(5, 3)
+    memory.copy_in(3, 2)
+    assert torch.equal(storage[:, :, 2], before[:, :, 5])
+    others = [block for block in range(8) if block != 2]
+    assert torch.equal(storage[:, :, others], before[:, :, others])

@@ -295,7 +295,10 @@ class NativeModel:
         return dict(zip(PHASES, numbers, strict=True))
 
     def view_kv(self) -> Array:
-        """Return the KV pool as bytes (kv_bytes) uint8, not copied: for tests. Valid until `close`."""
+        """Return the KV pool, block after block, as bytes (kv_bytes) uint8, not copied. Valid until `close`.
+
+        Another thread may use blocks that the step does not.
+        """
         address = self._functions.pg_kv_data(self._live_handle())
         return np.ctypeslib.as_array((c_uint8 * self.kv_bytes).from_address(address))
 

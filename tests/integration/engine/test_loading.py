@@ -63,6 +63,27 @@ def test_settings_are_resolved_against_the_model(request_for_tiny: LoadRequest) 
     assert load_engine(narrow, lambda progress: None).core.config.num_blocks == 24
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_host_tier_has_as_many_blocks_as_its_memory_holds_and_its_costs_are_measured(
+    request_for_tiny: LoadRequest, kernels: str
+) -> None:
+    open_library()
+    request = replace(request_for_tiny, kernels=kernels, dtype="bf16", swap_memory_bytes=50_000)
+    core = load_engine(request, lambda progress: None).core
+    # 2 layers * 2 * 2 heads * 16 numbers * 2 bytes = 256 bytes a token, 2,048 a block
+    assert core.config.num_host_blocks == 24
+    assert core.config.recompute_ns_per_token > 0
+    assert core.config.swap_ns_per_block > 0
+    assert isinstance(core.runner, NativeRunner | TorchRunner)
+    memory = core.runner.copier.memory
+    assert (memory.num_blocks, memory.num_host_blocks) == (32, 24)
+
+
+def test_without_a_host_tier_nothing_is_measured(request_for_tiny: LoadRequest) -> None:
+    config = load_engine(request_for_tiny, lambda progress: None).core.config
+    assert (config.recompute_ns_per_token, config.swap_ns_per_block) == (0, 0)
+
+
 @pytest.mark.parametrize("kv_dtype", ["bf16", "int8"])
 def test_a_native_pool_has_as_many_blocks_as_its_memory_holds(
     request_for_tiny: LoadRequest, kv_dtype: str
@@ -185,6 +206,8 @@ def test_a_script_can_generate(request_for_tiny: LoadRequest) -> None:
         ({"num_threads": 0}, "num_threads"),
         ({"kv_memory_bytes": 1}, "kv_memory"),
         ({"kv_memory_bytes": 1 << 60, "config": EngineConfig(block_size=256)}, "memory"),
+        ({"swap_memory_bytes": 1}, "swap_memory"),
+        ({"swap_memory_bytes": 1 << 44}, "--swap-memory"),
         ({"config": EngineConfig(max_num_seqs=0)}, "max_num_seqs"),
     ],
 )
