@@ -14,6 +14,7 @@ from app.commands.load import load
 from app.commands.models import models
 from app.commands.serve import serve
 from app.commands.server import EXIT_INTERRUPTED
+from app.commands.simulate import simulate
 from app.version import package_version
 from engine.errors import EngineError
 
@@ -94,6 +95,7 @@ Start here:
   pageglass models fetch     bring the small default model to this machine
   pageglass serve            then open http://127.0.0.1:8000
   pageglass load --help      give it something to do
+  pageglass simulate --help  ask what other settings would have done
 """
 
 
@@ -110,5 +112,6 @@ def main() -> None:
 main.add_command(serve)
 main.add_command(models)
 main.add_command(load)
+main.add_command(simulate)
 main.add_command(sessions)
 main.add_command(db)

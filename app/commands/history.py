@@ -37,8 +37,8 @@ def upgrade(data_dir: Path | None) -> None:
 
     What is in it stays. Nothing is changed if that fails, or if a server uses the folder.
     """
-    path = _find_file(data_dir)
-    with _explain(path):
+    path = find_history_file(data_dir)
+    with explain_file_faults(path):
         if path.exists() and read_revision(path) == newest_revision():
             click.echo(f"{path}: up to date ({newest_revision()})")
             return
@@ -56,12 +56,12 @@ def list_(limit: int, data_dir: Path | None) -> None:
     A star marks those that are kept whatever the size of the history; "texts" says whether prompts, answers
     and token ids were kept all the time.
     """
-    path = _find_file(data_dir)
+    path = find_history_file(data_dir)
     if not path.exists():
         click.echo(f"No sessions in {path.parent}. Each run of pageglass serve records one.")
         return
-    with _explain(path):
-        _check_revision(path)
+    with explain_file_faults(path):
+        check_revision(path)
         rows = _read_sessions(path, limit, is_served=is_in_use(path.parent))
     head = ("id", "started", "status", "steps", "requests", "texts", "model", "note")
     for row in [head, *rows] if rows else []:
@@ -72,12 +72,14 @@ def list_(limit: int, data_dir: Path | None) -> None:
         click.echo(f"No sessions in {path}. Each run of pageglass serve records one.")
 
 
-def _find_file(data_dir: Path | None) -> Path:
+def find_history_file(data_dir: Path | None) -> Path:
+    """Return where the history is, by default where a server would keep it."""
     check_environment(os.environ)
     return (data_dir or Settings().data_dir) / DATABASE_FILE
 
 
-def _check_revision(path: Path) -> None:
+def check_revision(path: Path) -> None:
+    """Raise `ConfigError` unless the file has the schema of this version."""
     revision = read_revision(path)
     if revision != newest_revision():
         raise ConfigError(
@@ -87,7 +89,7 @@ def _check_revision(path: Path) -> None:
 
 
 @contextmanager
-def _explain(path: Path) -> Iterator[None]:
+def explain_file_faults(path: Path) -> Iterator[None]:
     """Turn what SQLite says of the file into an error for people."""
     try:
         yield

@@ -85,3 +85,17 @@ def test_shipped_data_works_by_name(source: list[str]) -> None:
 
     assert isinstance(error, LoadError)
     assert str(error) == f"No answer from {NOBODY}: no connection."
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("premium", "'premium' is no class with its share; write priorities like premium=0.2,bulk=0.3."),
+        ("premium=0.9,bulk=0.9", "The shares add up to 1.8; allowed: at most 1."),
+    ],
+)
+def test_a_mix_of_priorities_is_checked_before_anything_else(mix: str, message: str) -> None:
+    error = run("--prompts", "nothing", "--priority", mix).exception
+
+    assert isinstance(error, LoadError)
+    assert str(error) == message

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 import app.commands.serve
 from app.cli import main
 from app.model_store import DEFAULT_MODEL
+from app.setting_values import PriorityClass
 from app.settings import Settings
 from engine.errors import ModelError
 from engine.model.config import config_from_hf
@@ -71,6 +72,28 @@ def test_flags_become_settings(started: Started, tmp_path: Path) -> None:
         dtype="fp32",
     )
     assert started.url.startswith("http://127.0.0.1:")
+
+
+def test_priority_classes_come_from_flags_or_from_one_variable(started: Started, tmp_path: Path) -> None:
+    classes = (PriorityClass("vip", -5), PriorityClass("slow", 20))
+    by_flags = serve(tmp_path, "--priority-class", "vip=-5", "--priority-class", "slow=20")
+    assert by_flags.exit_code == 0, by_flags.output
+    assert started.settings is not None
+    assert started.settings.priority_class == classes
+    serve(tmp_path, env={"PAGEGLASS_PRIORITY_CLASS": "vip=-5 slow=20"})
+    assert started.settings.priority_class == classes
+    wrong = serve(tmp_path, env={"PAGEGLASS_PRIORITY_CLASS": "vip"})
+    assert wrong.exit_code == 2
+    assert "PAGEGLASS_PRIORITY_CLASS: 'vip' is not a priority class" in wrong.output
+
+
+def test_more_swap_memory_than_the_machine_has_is_refused_before_anything_is_loaded(
+    started: Started, tmp_path: Path
+) -> None:
+    result = serve(tmp_path, "--swap-memory", "1024TiB")
+    assert result.exit_code == 2
+    assert "use a smaller --swap-memory" in result.output
+    assert started.settings is None
 
 
 def test_variables_become_settings_and_flags_win(started: Started, tmp_path: Path) -> None:
