@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from app.realtime.frames import encode_marks, encode_row
 from app.realtime.hub import EventHub, Resume, Subscription
 from app.realtime.state_json import encode_state
+from app.realtime.step_rows import encode_marks, encode_row
 from bench.common import percentile
 from engine.config import EngineConfig
 from engine.core import EngineCore

@@ -24,7 +24,7 @@ from engine.records import (
     Preempted,
     StepRecord,
 )
-from engine.snapshot import SnapshotState
+from engine.snapshot_data import SnapshotState
 
 _PLAIN = b"P"
 _COLUMNS = b"C"
@@ -102,7 +102,12 @@ _PLAIN_FIELDS = ("kind", "stop_reason", "schedule_ns", "forward_ns", "sample_ns"
 _RUNNING_FIELDS = ("token_budget", "num_running", "num_waiting", "num_free", "num_cached", "num_used")
 """These are stored as the difference to the step before."""
 
-_STEP_FIELDS = ("gap_ns", *_PLAIN_FIELDS, *_RUNNING_FIELDS, "num_entries", "num_ops", "num_pending")
+_HOST_FIELDS = ("num_host_used", "num_host_pinned")
+"""The same; recordings from before there was a host tier lack these columns."""
+
+_FIRST_STEP_FIELDS = ("gap_ns", *_PLAIN_FIELDS, *_RUNNING_FIELDS, "num_entries", "num_ops", "num_pending")
+_STEP_FIELDS = (*_FIRST_STEP_FIELDS, *_HOST_FIELDS)
+_CHANGING_FIELDS = (*_RUNNING_FIELDS, *_HOST_FIELDS)
 _BATCH_FIELDS = 5
 _OP_FIELDS = 4
 
@@ -116,7 +121,7 @@ class _Expectation:
 
     def __init__(self, first_ns: int) -> None:
         self.t_ns = first_ns
-        self.counts = [0] * len(_RUNNING_FIELDS)
+        self.counts = [0] * len(_CHANGING_FIELDS)
         self.slots: dict[int, int] = {}
         self.computed: dict[int, int] = {}
         self.seq_ids: list[int] = []
@@ -124,7 +129,7 @@ class _Expectation:
     def move(self, record: StepRecord) -> None:
         """Learn from a whole record."""
         self.t_ns = record.t_ns + record.schedule_ns + record.forward_ns + record.sample_ns + record.host_ns
-        self.counts = [getattr(record, name) for name in _RUNNING_FIELDS]
+        self.counts = [getattr(record, name) for name in _CHANGING_FIELDS]
         slots, computed = self.slots, self.computed
         for entry in record.batch:
             seq_id = entry.seq_id
@@ -146,11 +151,14 @@ def _encode_columns(records: Sequence[StepRecord]) -> _Columns:
             raise ValueError(f"step {record.step} is not step {first.step + index}")
         values = [record.t_ns - expected.t_ns]
         values += [int(getattr(record, name)) for name in _PLAIN_FIELDS]
-        values += [
+        changes = [
             getattr(record, name) - before
-            for name, before in zip(_RUNNING_FIELDS, expected.counts, strict=True)
+            for name, before in zip(_CHANGING_FIELDS, expected.counts, strict=True)
         ]
+        num_running = len(_RUNNING_FIELDS)
+        values += changes[:num_running]
         values += [len(record.batch), len(record.block_ops), len(record.prefix_pending)]
+        values += changes[num_running:]
         for column, value in zip(steps, values, strict=True):
             column.append(value)
         _add_batch(record.batch, expected, batch)
@@ -198,17 +206,21 @@ def _add_ops(block_ops: list[BlockOp], columns: list[list[int]], hashes: list[in
 
 def _decode_columns(columns: _Columns) -> Iterator[StepRecord]:
     expected = _Expectation(columns.first_ns)
-    if len(columns.per_step) != len(_STEP_FIELDS):
+    per_step = [unpack_numbers(column) for column in columns.per_step]
+    if len(per_step) == len(_FIRST_STEP_FIELDS):
+        per_step += [[0] * len(columns.events) for _ in _HOST_FIELDS]
+    if len(per_step) != len(_STEP_FIELDS):
         raise ValueError("columns are missing")
-    rows = zip(*(unpack_numbers(column) for column in columns.per_step), strict=True)
+    rows = zip(*per_step, strict=True)
     batch = zip(*(unpack_numbers(column) for column in columns.batch), strict=True)
     kinds, block_ids, slots, arguments = (iter(unpack_numbers(column)) for column in columns.ops)
     ops = _Ops(zip(kinds, block_ids, slots, strict=True), arguments, iter(unpack_numbers(columns.hashes)))
     pending = iter(unpack_numbers(columns.pending))
     for index, (row, events) in enumerate(zip(rows, columns.events, strict=True)):
         gap_ns, kind, stop_reason, schedule_ns, forward_ns, sample_ns, host_ns = row[:7]
-        counts = [value + before for value, before in zip(row[7:13], expected.counts, strict=True)]
-        num_entries, num_ops, num_pending = row[13:]
+        changes = (*row[7:13], *row[16:])
+        counts = [value + before for value, before in zip(changes, expected.counts, strict=True)]
+        num_entries, num_ops, num_pending = row[13:16]
         record = StepRecord(
             step=columns.first_step + index,
             kind=kind,
@@ -222,7 +234,7 @@ def _decode_columns(columns: _Columns) -> Iterator[StepRecord]:
             events=events,
             stop_reason=stop_reason,
             prefix_pending=_take(pending, num_pending),
-            **dict(zip(_RUNNING_FIELDS, counts, strict=True)),
+            **dict(zip(_CHANGING_FIELDS, counts, strict=True)),
         )
         expected.move(record)
         yield record

@@ -13,20 +13,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.engine_info import EngineInfo
-from engine.records import (
-    Admitted,
-    BlockOp,
-    BlockOpKind,
-    Event,
-    Finished,
-    FreeCause,
-    Preempted,
-    Rejected,
-    Reset,
-    StepRecord,
-    StopReason,
-)
-from engine.sequence import FinishReason
+from engine.records import StepRecord, StopReason
 from engine.views import BlockState, BlockView
 
 PROTOCOL = 1
@@ -44,16 +31,13 @@ DEFLATE_OVER_BYTES = 64 * 1024
 _DEFLATE_SLICE_BYTES = 256 * 1024
 _DEFLATE_LEVEL = 1
 _FLAG_DEFLATED = 1
-_ROW_FLAG_RESET = 1
 _TAIL = BlockState.TAIL
 _MAX_U8 = 0xFF
-_MAX_U16 = 0xFFFF
 _NS_PER_MS = 1e6
 
 _HEADER = struct.Struct("<BBHIIIIId")
-_ROW = struct.Struct("<IBBHd4f2I4H2I4H")
 _ENTRY = struct.Struct("<HBBII")
-_MARK = struct.Struct("<IBBHII")
+_HOST = struct.Struct("<4I")
 _ACK = struct.Struct("<BBHII")
 
 
@@ -68,6 +52,7 @@ class FrameKind(IntEnum):
     MARKS = 6
     GAP = 7
     ACK = 8
+    HOST = 9
 
 
 class MarkKind(IntEnum):
@@ -83,6 +68,24 @@ class MarkKind(IntEnum):
     REJECT = 8
     RESET = 9
     ADMIT = 10
+    SWAP_OUT = 11
+    SWAP_IN = 12
+    LOOKAHEAD = 13
+    LOADED = 14
+    POLICIES = 15
+    STALLED = 16
+
+
+class HostCounts(NamedTuple):
+    """The host tier: its blocks, those that hold something, and of these those that must not make room.
+
+    `num_loading`: running sequences part of whose KV is on its way from there.
+    """
+
+    total: int
+    used: int
+    pinned: int
+    num_loading: int
 
 
 class Frame(NamedTuple):
@@ -164,65 +167,6 @@ def _little_endian(words: "array[int]") -> bytes:
 # ---------------------------------------------------------------- steps
 
 
-def encode_row(record: StepRecord) -> bytes:
-    """Encode the 64-byte step row of a record."""
-    prefill_tokens = prefill_seqs = decode_seqs = 0
-    for entry in record.batch:
-        if entry.is_decode:
-            decode_seqs += 1
-        else:
-            prefill_seqs += 1
-            prefill_tokens += entry.num_scheduled
-    preempted, finished, reset = _count_events(record.events)
-    evictions, hits = _count_ops(record.block_ops)
-    return _ROW.pack(
-        record.step,
-        record.kind,
-        record.stop_reason,
-        _ROW_FLAG_RESET if reset else 0,
-        record.t_ns / _NS_PER_MS,
-        record.schedule_ns / _NS_PER_MS,
-        record.forward_ns / _NS_PER_MS,
-        record.sample_ns / _NS_PER_MS,
-        record.host_ns / _NS_PER_MS,
-        prefill_tokens,
-        decode_seqs,  # a decode is one token
-        min(prefill_seqs, _MAX_U16),
-        min(decode_seqs, _MAX_U16),
-        min(record.num_running, _MAX_U16),
-        min(record.num_waiting, _MAX_U16),
-        record.num_free,
-        record.num_cached,
-        min(preempted, _MAX_U16),
-        min(finished, _MAX_U16),
-        min(evictions, _MAX_U16),
-        min(hits, _MAX_U16),
-    )
-
-
-def _count_events(events: list[Event]) -> tuple[int, int, bool]:
-    preempted = finished = 0
-    reset = False
-    for event in events:
-        if isinstance(event, Preempted):
-            preempted += 1
-        elif isinstance(event, Finished):
-            finished += 1
-        elif isinstance(event, Reset):
-            reset = True
-    return preempted, finished, reset
-
-
-def _count_ops(block_ops: list[BlockOp]) -> tuple[int, int]:
-    evictions = hits = 0
-    for op in block_ops:
-        if op.kind == BlockOpKind.EVICT:
-            evictions += 1
-        elif op.kind == BlockOpKind.HIT:
-            hits += 1
-    return evictions, hits
-
-
 def make_steps(rows: bytes, first_step: int, t_ms: float) -> Frame:
     """Wrap consecutive step rows, the first of them that of `first_step`."""
     count = len(rows) // ROW_BYTES
@@ -243,49 +187,12 @@ def make_batch(record: StepRecord) -> Frame:
     return Frame(FrameKind.BATCH, payload, record.step, 1, len(record.batch), record.t_ns / _NS_PER_MS)
 
 
+def make_host(counts: HostCounts, step: int, t_ms: float) -> Frame:
+    """Describe the host tier as of `step`."""
+    return Frame(FrameKind.HOST, _HOST.pack(*counts), step, 1, 1, t_ms)
+
+
 # ---------------------------------------------------------------- marks
-
-_OP_MARKS = {
-    int(BlockOpKind.ALLOCATE): MarkKind.ALLOCATE,
-    int(BlockOpKind.LOOKAHEAD): MarkKind.ALLOCATE,
-    int(BlockOpKind.HIT): MarkKind.HIT,
-    int(BlockOpKind.EVICT): MarkKind.EVICT,
-}
-
-
-def encode_marks(record: StepRecord) -> bytes:
-    """Encode what happened to blocks and sequences in a step, block operations first."""
-    marks = [_encode_op(record.step, op) for op in record.block_ops]
-    marks += [_encode_event(record.step, event) for event in record.events]
-    return b"".join(marks)
-
-
-def _encode_op(step: int, op: BlockOp) -> bytes:
-    kind = _OP_MARKS.get(op.kind)
-    if kind is None:
-        if op.kind != BlockOpKind.FREE or op.arg != FreeCause.PREEMPTED:
-            return b""
-        kind = MarkKind.FREED_BY_PREEMPTION
-    return _MARK.pack(step, kind, 0, op.slot & NO_SLOT, op.block_id, NO_ID)
-
-
-def _encode_event(step: int, event: Event) -> bytes:
-    slot, seq_id = -1, -1
-    match event:
-        case Admitted():
-            kind, slot, seq_id = MarkKind.ADMIT, event.slot, event.seq_id
-        case Preempted():
-            kind, slot, seq_id = MarkKind.PREEMPT, event.slot, event.seq_id
-        case Finished():
-            kind = MarkKind.ABORT if event.reason == FinishReason.ABORT else MarkKind.FINISH
-            slot, seq_id = event.slot, event.seq_id
-        case Rejected():
-            kind = MarkKind.REJECT
-        case Reset():
-            kind = MarkKind.RESET
-        case _:  # an arrival is seen in the queue's length
-            return b""
-    return _MARK.pack(step, kind, 0, slot & NO_SLOT, NO_ID, seq_id & NO_ID)
 
 
 def make_marks(marks: bytes, overflow: int, first_step: int, t_ms: float) -> Frame:

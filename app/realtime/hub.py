@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from app.realtime.decisions import DecisionLog
 from app.realtime.frames import MAX_FPS, Deflater, Frame, Hello, encode_message, make_hello, parse_ack
 from app.realtime.journal import Cursor, Journal
 from engine.config import EngineConfig
@@ -74,6 +75,7 @@ class EventHub:
         self.model_name: str | None = None
         self.info: EngineInfo | None = None
         self.journal: Journal | None = None
+        self.decisions = DecisionLog()
         self.clock = clock
         self.silence_s = silence_s
         self.deflater = Deflater()
@@ -149,6 +151,7 @@ class EventHub:
             return
         try:
             for record in records:
+                self.decisions.note(self.journal.snapshot, record)
                 changed = self.journal.fold(record)
                 if self._on_record is not None:
                     self._on_record(record, self.journal.snapshot)

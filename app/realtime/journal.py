@@ -17,11 +17,11 @@ from app.realtime.frames import (
     ROW_BYTES,
     Frame,
     FrameKind,
-    encode_marks,
-    encode_row,
+    HostCounts,
     make_batch,
     make_delta,
     make_gap,
+    make_host,
     make_keyframe,
     make_marks,
     make_steps,
@@ -29,6 +29,7 @@ from app.realtime.frames import (
     pack_cell,
 )
 from app.realtime.rings import ByteRing
+from app.realtime.step_rows import encode_marks, encode_row
 from engine.config import EngineConfig
 from engine.records import Reset, StepRecord
 from engine.snapshot import EngineSnapshot
@@ -59,6 +60,7 @@ class Cursor(msgspec.Struct):
     marks: int
     batch_step: int = 0
     has_picture: bool = False
+    host: HostCounts | None = None
 
 
 class Journal:
@@ -125,6 +127,7 @@ class Journal:
                 self._newest_batch = make_batch(batch)
             frames.append(self._newest_batch)
             cursor.batch_step = batch.step
+        frames += self._take_host(cursor, t_ms)
         frames += self._take_marks(cursor, t_ms)
         return frames
 
@@ -181,6 +184,18 @@ class Journal:
             frames.append(make_steps(rows, first, t_ms))
         cursor.step = last
         return frames
+
+    def _take_host(self, cursor: Cursor, t_ms: float) -> list[Frame]:
+        """Return the host tier's frame if there is a tier and the client knows it otherwise."""
+        snapshot = self.snapshot
+        if snapshot.config.num_host_blocks == 0:
+            return []
+        num_loading = sum(view.is_loading for view in snapshot.running)
+        counts = HostCounts(**snapshot.host_counts, num_loading=num_loading)
+        if counts == cursor.host:
+            return []
+        cursor.host = counts
+        return [make_host(counts, snapshot.step, t_ms)]
 
     def _take_marks(self, cursor: Cursor, t_ms: float) -> list[Frame]:
         total = self._marks.total

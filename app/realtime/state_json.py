@@ -72,5 +72,7 @@ _EMPTY_STATE: dict[str, Any] = {
     "waiting": [],
     "batch": None,
     "totals": None,
+    "policies": None,
+    "host": {"total": 0, "used": 0, "pinned": 0},
     "blocks": [],
 }

@@ -74,7 +74,10 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """A step worth jumping to. `kind`: preempt, finish, abort, reject, reset, gap, bookmark."""
+    """A step worth jumping to. `kind`: preempt, finish, abort, reject, reset, gap, bookmark.
+
+    `note`: of a preemption its mode, of an end its reason, of a bookmark what somebody wrote.
+    """
 
     step: int
     kind: str
@@ -213,6 +216,26 @@ async def read_gaps(db: AsyncSession, info: SessionInfo) -> list[Gap]:
 # ---------------------------------------------------------------- markers
 
 
+async def read_near_preemptions(
+    db: AsyncSession, info: SessionInfo, step: int
+) -> tuple[int | None, int | None]:
+    """Return the last recorded step with a preemption before `step` and the first one after it."""
+    column = RequestEventRow.step
+    in_order = (
+        select(column)
+        .where(
+            RequestEventRow.session_id == info.id,
+            RequestEventRow.kind == "preempted",
+            column >= info.first_step,
+            _is_in_chunk(),
+        )
+        .limit(1)
+    )
+    before = await db.scalar(in_order.where(column < step).order_by(column.desc()))
+    after = await db.scalar(in_order.where(column > step).order_by(column))
+    return before, after
+
+
 async def read_bookmarks(db: AsyncSession, session_id: str) -> list[Bookmark]:
     """Return a session's bookmarks by step."""
     query = (
@@ -272,13 +295,17 @@ def _select_events(info: SessionInfo, after: int, *, may_lack_steps: bool) -> "S
 def _can_be_shown(info: SessionInfo) -> ColumnElement[bool]:
     """Whether the state after an event's step is there: in a row of records, or as the end of a gap."""
     step = RequestEventRow.step
-    in_chunk = exists().where(
-        ChunkRow.session_id == info.id,
+    return or_(_is_in_chunk(), exists().where(KeyframeRow.session_id == info.id, KeyframeRow.step == step))
+
+
+def _is_in_chunk() -> ColumnElement[bool]:
+    """Whether an event's step is in a row of records."""
+    step = RequestEventRow.step
+    return exists().where(
+        ChunkRow.session_id == RequestEventRow.session_id,
         ChunkRow.first_step.between(step - CHUNK_STEPS + 1, step),
         ChunkRow.first_step + ChunkRow.num_steps > step,
     )
-    is_state = exists().where(KeyframeRow.session_id == info.id, KeyframeRow.step == step)
-    return or_(in_chunk, is_state)
 
 
 def _make_marker(step: int, kind: str, request_id: str, detail: str) -> Marker:
@@ -286,5 +313,5 @@ def _make_marker(step: int, kind: str, request_id: str, detail: str) -> Marker:
     marker = _MARKER_OF_EVENT[kind]
     if marker == "finish" and facts.get("reason") == "abort":
         marker = "abort"
-    note = facts.get("reason") or facts.get("code") or facts.get("error") or ""
+    note = facts.get("reason") or facts.get("code") or facts.get("error") or facts.get("mode") or ""
     return Marker(step=step, kind=marker, request_id=request_id or None, note=str(note))

@@ -14,6 +14,7 @@ import msgspec
 from app.db.database import Database
 from app.errors import HistoryUnavailableError, NotInHistoryError
 from app.history.step_log import CHUNK_STEPS
+from app.realtime.decisions import StepDecisions, make_decisions
 from app.services.session_replay import Passage, copy, fold, make_frames, read_records, restore
 from app.services.session_rows import (
     Bookmark,
@@ -25,6 +26,7 @@ from app.services.session_rows import (
     read_chunks,
     read_gaps,
     read_markers,
+    read_near_preemptions,
     read_newest_state,
     read_session,
     read_sessions,
@@ -178,6 +180,21 @@ class SessionReader:
             records += found
             following = found[-1].step + 1
         return records
+
+    async def decisions(self, session_id: str, step: int) -> StepDecisions:
+        """Return what the scheduler decided in a step."""
+        before = await self.snapshot_at(session_id, step - 1)
+        records = await self.records(session_id, step, step)
+        if not records:
+            info = await self._read_info(session_id)
+            _check_range(info, step)
+            raise await self._not_recorded(info, step)
+        return make_decisions(before, records[0])
+
+    async def near_preemptions(self, session_id: str, step: int) -> tuple[int | None, int | None]:
+        """Return the last step with a preemption before `step` and the first one after it."""
+        async with self._database.read() as db:
+            return await read_near_preemptions(db, await read_session(db, session_id), step)
 
     async def chunk_frames(self, session_id: str, first_step: int) -> ChunkFrames:
         """Return the frames of the state before `first_step` and of up to 256 steps from there."""

@@ -1,8 +1,7 @@
 """What the templates of the engine view show, live or recorded, from a snapshot. Plain data, no markup."""
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +9,7 @@ import msgspec
 from app.engine_host import EngineHost
 from app.web.templating import NO_VALUE, format_count, format_percent
 from engine.config import EngineConfig
-from engine.records import StopReason
+from engine.records import Policies, StopReason
 from engine.snapshot import EngineSnapshot
 from engine.views import BlockState, SequenceView, Totals
 
@@ -31,7 +30,7 @@ STATE_WORDS: Final = {
     BlockState.ACTIVE: "held by one sequence, full",
     BlockState.TAIL: "held by one sequence, still being filled",
     BlockState.SHARED: "held by two or more sequences",
-    BlockState.RESERVED: "set aside by the engine",
+    BlockState.RESERVED: "held by one sequence, empty: ahead of need, or its content is on its way",
     BlockState.OFFLOADED: "not on the device",
 }
 SHOWN_STATES: Final = (
@@ -40,6 +39,7 @@ SHOWN_STATES: Final = (
     BlockState.ACTIVE,
     BlockState.TAIL,
     BlockState.SHARED,
+    BlockState.RESERVED,
 )
 
 REASON_WORDS: Final = {
@@ -48,10 +48,15 @@ REASON_WORDS: Final = {
     StopReason.MAX_NUM_SEQS: "every slot is taken",
     StopReason.NO_FREE_BLOCKS: "too few blocks are free",
     StopReason.WATERMARK: "the last free blocks are kept for running requests",
-    StopReason.PRIORITY: "a more important request goes first",
+    StopReason.PRIORITY: "a more urgent request goes first",
     StopReason.PREFIX_PENDING: "a running request is computing the same prefix",
     StopReason.PAUSED: "the scheduler is paused",
 }
+_NEW_WORDS: Final = "came after the newest step"
+_OWN_REASONS: Final = {StopReason.PRIORITY, StopReason.PREFIX_PENDING, StopReason.QUEUE_EMPTY}
+"""Of a waiting request: what holds for itself, whatever the first in the queue waits for."""
+
+PRIORITY_POLICY: Final = "priority"
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -86,8 +91,28 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     num_blocks: int
     num_preemptions: int
+    priority: int
+    place: int
+    """Of a waiting one: its place in the queue, from 1; of a running one 0."""
     bar: list[Segment]
     bar_text: str
+
+
+class HostMeter(msgspec.Struct, frozen=True):
+    """How full the host tier is; `pinned` of the `used` blocks cannot make room."""
+
+    total: int
+    used: int
+    pinned: int
+    used_text: str
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A count since the start, as it is shown."""
+
+    name: str
+    value: str
+    words: str = ""
 
 
 class Panels(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +136,13 @@ class Panels(msgspec.Struct, frozen=True, kw_only=True):
     num_used: int
     hit_text: str
     hit_detail: str
-    totals: list[tuple[str, str]]
+    totals: list[Total]
+    policies: Policies
+    """In force after this step."""
+    has_priorities: bool
+    """Whether priorities mean anything here."""
+    host: HostMeter | None
+    """None without a host tier."""
     last_activity: str
     time_text: str
     """Time of the newest step's start, to the millisecond; empty before the first."""
@@ -156,8 +187,8 @@ def _describe(snapshot: EngineSnapshot, now_ns: int) -> Panels:
         num_running=len(running),
         num_waiting=len(waiting),
         max_num_seqs=config.max_num_seqs,
-        running=[_running_row(view) for view in running[:MAX_ROWS]],
-        waiting=[_waiting_row(view, now_ns) for view in waiting[:MAX_ROWS]],
+        running=[running_row(view) for view in running[:MAX_ROWS]],
+        waiting=_waiting_rows(waiting[:MAX_ROWS], now_ns),
         used_text=format_percent(snapshot.num_used, config.num_blocks),
         num_blocks=config.num_blocks,
         num_free=snapshot.num_free,
@@ -165,47 +196,15 @@ def _describe(snapshot: EngineSnapshot, now_ns: int) -> Panels:
         num_used=snapshot.num_used,
         hit_text=format_percent(totals.num_hit_tokens, totals.num_lookup_tokens),
         hit_detail=_describe_hits(totals),
-        totals=[(name, format_count(value)) for name, value, is_shown in _count_events(totals) if is_shown],
+        totals=list(_list_totals(totals)),
+        policies=snapshot.policies,
+        has_priorities=snapshot.policies.policy == PRIORITY_POLICY
+        or any(view.priority for view in snapshot.sequences.values()),
+        host=_measure_host(snapshot),
         last_activity=_clock_time(snapshot.t_ns) if snapshot.t_ns else "",
         time_text=_exact_time(snapshot.t_ns) if snapshot.t_ns else "",
         day_text=_utc(snapshot.t_ns, "%Y-%m-%d UTC") if snapshot.t_ns else "",
     )
-
-
-def make_tables(snapshot: EngineSnapshot | None) -> dict[str, Any]:
-    """Return the pictures as tables: blocks by state and by request, the newest batch and why it ended."""
-    if snapshot is None:
-        return {"by_state": [], "by_request": [], "num_blocks": 0, "batch": None, "stop_words": ""}
-    counts = _count_states(snapshot)
-    return {
-        "by_state": [
-            (state.name.lower(), STATE_WORDS[state], counts[state], format_percent(counts[state], total))
-            for state in SHOWN_STATES
-            if (total := snapshot.config.num_blocks)
-        ],
-        "by_request": [_blocks_of(view, snapshot) for view in snapshot.running],
-        "num_blocks": snapshot.config.num_blocks,
-        "batch": _describe_batch(snapshot),
-        "stop_words": _stop_words(snapshot),
-    }
-
-
-def _stop_words(snapshot: EngineSnapshot) -> str:
-    record = snapshot.last_record
-    return REASON_WORDS[StopReason(record.stop_reason)] if record is not None else ""
-
-
-def _describe_batch(snapshot: EngineSnapshot) -> dict[str, Any] | None:
-    """Return the newest step that computed something, None before the first."""
-    record = snapshot.last_batch
-    if record is None:
-        return None
-    entries = []
-    for entry in record.batch:
-        view = snapshot.sequences.get(entry.seq_id)  # None: it ended in this step
-        name = _short_name(view) if view else f"sequence {entry.seq_id}, ended"
-        entries.append((name, entry.slot, "decode" if entry.is_decode else "prefill", entry.num_scheduled))
-    return {"step": record.step, "entries": entries, "num_tokens": sum(entry[-1] for entry in entries)}
 
 
 def describe_engine(host: EngineHost) -> dict[str, Any]:
@@ -228,18 +227,43 @@ def _describe_hits(totals: Totals) -> str:
     return f"{format_count(totals.num_hit_tokens)} of {format_count(totals.num_lookup_tokens)} tokens"
 
 
-def _count_events(totals: Totals) -> Iterator[tuple[str, int, bool]]:
-    """Yield name, count and whether it is shown: what goes wrong, only once it has."""
-    yield "finished", totals.num_finished, True
-    yield "preemptions", totals.num_preemptions, True
-    yield "evictions", totals.num_evictions, True
-    yield "aborted", totals.num_aborted, totals.num_aborted > 0
-    yield "failed", totals.num_failed, totals.num_failed > 0
-    yield "refused", totals.num_rejected, totals.num_rejected > 0
+def _measure_host(snapshot: EngineSnapshot) -> HostMeter | None:
+    counts = snapshot.host_counts
+    if counts["total"] == 0:
+        return None
+    used_text = format_percent(counts["used"], counts["total"])
+    return HostMeter(counts["total"], counts["used"], counts["pinned"], used_text)
 
 
-def _running_row(view: SequenceView) -> RequestRow:
-    if view.num_computed_tokens >= view.num_tokens - 1 and view.num_output_tokens > 0:
+def _list_totals(totals: Totals) -> Iterator[Total]:
+    """Yield what is shown of the counts: what does not happen in every engine, only once it has."""
+    yield Total("finished", format_count(totals.num_finished))
+    yield Total("preemptions", format_count(totals.num_preemptions))
+    yield Total("evictions", format_count(totals.num_evictions))
+    others = (
+        (totals.num_swaps, "swaps", "preemptions that kept blocks in the host tier"),
+        (totals.num_host_tokens, "tokens from host", "found in the host tier and not computed again"),
+        (totals.num_aborted, "aborted", ""),
+        (totals.num_failed, "failed", ""),
+        (totals.num_rejected, "refused", ""),
+        (totals.num_stalls, "stalls", "requests ended because nothing could go on: a fault of the engine"),
+    )
+    for value, name, words in others:
+        if value > 0:
+            yield Total(name, format_count(value), words)
+    if totals.num_loads > 0:
+        hidden = f"{format_count(totals.num_loads_hidden)} of {format_count(totals.num_loads)}"
+        yield Total("copies hidden", hidden, f"prefetch hid {hidden} copies: no step waited for them")
+    if totals.num_lookahead > 0:
+        unused = f"{format_count(totals.num_lookahead_unused)} of them were given back unused"
+        yield Total("blocks ahead", format_count(totals.num_lookahead), f"reserved before need; {unused}")
+
+
+def running_row(view: SequenceView) -> RequestRow:
+    """Describe a sequence that has a slot."""
+    if view.is_loading:
+        state, detail = "loading", "from the host tier"
+    elif view.num_computed_tokens >= view.num_tokens - 1 and view.num_output_tokens > 0:
         unit = "token" if view.num_output_tokens == 1 else "tokens"
         state, detail = "decode", f"{format_count(view.num_output_tokens)} {unit}"
     else:
@@ -248,17 +272,31 @@ def _running_row(view: SequenceView) -> RequestRow:
     return _row(view, state, detail)
 
 
-def _waiting_row(view: SequenceView, now_ns: int) -> RequestRow:
-    reason = REASON_WORDS[StopReason[view.reason.upper()]] if view.reason else "arrived after the last step"
-    since = format_age((now_ns - view.arrived_ns) / _NS_PER_S)
-    return _row(view, "preempted" if view.num_preemptions else "waiting", f"{since}: {reason}")
+def _waiting_rows(views: Sequence[SequenceView], now_ns: int) -> list[RequestRow]:
+    """Describe the queue in its order: why each waits, and how many are considered before it."""
+    rows = []
+    num_before = 0
+    for place, view in enumerate(views, 1):
+        since = format_age((now_ns - view.arrived_ns) / _NS_PER_S)
+        state = "preempted" if view.num_preemptions else "waiting"
+        rows.append(_row(view, state, f"{since}: {_word_wait(view, num_before)}", place))
+        num_before += view.reason != StopReason.PREFIX_PENDING.name.lower()
+    return rows
 
 
-def _row(view: SequenceView, state: str, detail: str) -> RequestRow:
+def _word_wait(view: SequenceView, num_before: int) -> str:
+    reason = StopReason[view.reason.upper()] if view.reason else StopReason.QUEUE_EMPTY
+    words = _NEW_WORDS if reason is StopReason.QUEUE_EMPTY else REASON_WORDS[reason]
+    if reason in _OWN_REASONS or num_before == 0:
+        return words
+    return f"behind {num_before} {'other' if num_before == 1 else 'others'}; {words}"
+
+
+def _row(view: SequenceView, state: str, detail: str, place: int = 0) -> RequestRow:
     return RequestRow(
         seq_id=view.seq_id,
         request_id=view.request_id,
-        short_id=_short_name(view),
+        short_id=short_name(view),
         slot=view.slot,
         state=state,
         detail=detail,
@@ -269,6 +307,8 @@ def _row(view: SequenceView, state: str, detail: str) -> RequestRow:
         max_tokens=view.max_tokens,
         num_blocks=len(view.block_table),
         num_preemptions=view.num_preemptions,
+        priority=view.priority,
+        place=place,
         bar=list(_bar(view)),
         bar_text=(
             f"{view.num_prompt_tokens} prompt tokens, {view.num_cached_tokens} of them from the cache; "
@@ -278,7 +318,8 @@ def _row(view: SequenceView, state: str, detail: str) -> RequestRow:
     )
 
 
-def _short_name(view: SequenceView) -> str:
+def short_name(view: SequenceView) -> str:
+    """Return what people call a sequence."""
     return short_id(view.request_id) + (f"·{view.choice_index}" if view.choice_index else "")
 
 
@@ -296,25 +337,6 @@ def _bar(view: SequenceView) -> Iterator[Segment]:
     for kind, start, end in edges:
         if end > start:
             yield Segment(kind, round(start * unit, 1), round((end - start) * unit, 1))
-
-
-def _count_states(snapshot: EngineSnapshot) -> Counter[BlockState]:
-    held = {block_id for view in snapshot.running for block_id in view.block_table}
-    counts = Counter(snapshot.block(block_id).state for block_id in held)
-    counts[BlockState.FREE] = snapshot.num_free
-    counts[BlockState.CACHED] = snapshot.num_cached
-    return counts
-
-
-def _blocks_of(view: SequenceView, snapshot: EngineSnapshot) -> dict[str, Any]:
-    counts = Counter(snapshot.block(block_id).state for block_id in view.block_table)
-    return {
-        "row": _running_row(view),
-        "num_blocks": len(view.block_table),
-        "num_shared": counts[BlockState.SHARED],
-        "num_full": counts[BlockState.ACTIVE],
-        "num_tail": counts[BlockState.TAIL],
-    }
 
 
 def format_age(seconds: float) -> str:

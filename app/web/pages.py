@@ -1,6 +1,6 @@
 """Pages for people: the live view and the parts of it that refresh themselves."""
 
-from typing import Any
+from typing import Any, Final
 
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
@@ -9,14 +9,27 @@ from litestar.response import Redirect, Template
 from app.engine_host import EngineHost
 from app.realtime.hub import EventHub
 from app.settings import Settings
+from app.web.decision_context import DecisionLink, list_newest
+from app.web.engine_policy import list_allowed
 from app.web.live_context import (
     describe_engine,
     describe_reasons,
     describe_states,
     make_panels,
-    make_tables,
 )
 from app.web.page_context import PAGE_HEADERS, PageFrame
+from app.web.table_context import make_tables
+from engine.config import EngineConfig
+
+NEWEST_DECISIONS: Final = 8
+"""Preemptions that are listed under the timeline."""
+
+POLICY_WORDS: Final = {
+    "policy": "Order of the queue",
+    "preemption": "Who gives way when blocks run out",
+    "preemption_mode": "What becomes of its blocks",
+}
+"""What the fields of the form are that changes the policies."""
 
 
 class PagesController(Controller):
@@ -53,6 +66,8 @@ class PagesController(Controller):
                 "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
                 "tables": make_tables(hub.snapshot),
                 "engine_info": hub.info,
+                "decisions": _newest_decisions(hub),
+                "policy_names": _list_policies(hub),
                 **describe_engine(host),
             },
         )
@@ -69,6 +84,8 @@ class PagesController(Controller):
             "partials/_panels.html",
             {
                 "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
+                "decisions": _newest_decisions(hub),
+                "parts_path": "/live",
                 "model_name": settings.model_name,
                 "base_url": str(request.base_url).rstrip("/"),
             },
@@ -83,6 +100,16 @@ class PagesController(Controller):
     async def status(self, host: NamedDependency[EngineHost]) -> Template:
         """Return the card that says how far loading is, or why it failed."""
         return _render("partials/_engine_state.html", describe_engine(host))
+
+
+def _newest_decisions(hub: EventHub) -> list[DecisionLink]:
+    return list_newest(hub.decisions.newest_preemptions(NEWEST_DECISIONS))
+
+
+def _list_policies(hub: EventHub) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return what can be chosen: field, words, names."""
+    config = hub.snapshot.config if hub.snapshot else EngineConfig()
+    return [(field, POLICY_WORDS[field], names) for field, names in list_allowed(config).items()]
 
 
 def _render(template_name: str, context: dict[str, Any]) -> Template:

@@ -10,24 +10,30 @@ from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
 from app.errors import HistoryUnavailableError, NotInHistoryError
+from app.realtime.decisions import make_decisions
 from app.services.requests import RequestReader
 from app.services.session_edits import SessionEditor
 from app.services.session_rows import Gap, SessionInfo
 from app.services.sessions import SessionReader
+from app.web.decision_context import DecisionLink, list_links
 from app.web.form_data import read_form
 from app.web.live_context import (
     describe_reasons,
     describe_states,
     make_recorded_panels,
-    make_tables,
 )
 from app.web.page_context import PAGE_HEADERS, PageFrame
 from app.web.query_values import MAX_INTEGER, parse_int, read_int
 from app.web.sessions_api import make_cursor, parse_cursor
+from app.web.table_context import make_tables
+from engine.snapshot import EngineSnapshot
 
 AnyRequest = Request[Any, Any, Any]
 
 PAGE_ROWS: Final = 50
+MAX_DECISIONS: Final = 50
+"""Decisions of a step that are listed under the timeline; the drawer lists all."""
+
 SPEEDS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 16)
 
 NAV_PATH: Final = "/sessions"
@@ -101,6 +107,7 @@ class SessionPagesController(Controller):
             "states": describe_states(),
             "reasons": describe_reasons(),
             "panels": make_recorded_panels(snapshot),
+            "decisions": _list_decisions(snapshot),
             "tables": make_tables(snapshot),
         }
         return frame.render_page(request, "pages/session.html", NAV_PATH, context)
@@ -115,7 +122,12 @@ class SessionPagesController(Controller):
     ) -> Template:
         """Return the request list and, for the status bar, the totals as of a step."""
         snapshot = await sessions.snapshot_at(session_id, read_step(request))
-        return frame.render_part("partials/_panels.html", {"panels": make_recorded_panels(snapshot)})
+        context = {
+            "panels": make_recorded_panels(snapshot),
+            "decisions": _list_decisions(snapshot),
+            "parts_path": f"/s/{session_id}",
+        }
+        return frame.render_part("partials/_panels.html", context)
 
     @get("/s/{session_id:str}/tables", name="session-tables")
     async def tables(
@@ -199,6 +211,13 @@ def read_step(request: AnyRequest) -> int | None:
     """Return `step` of the address, None without one; raises `RequestError` if it is no number."""
     step = read_int(request, "step", -1, 0)
     return None if step < 0 else step
+
+
+def _list_decisions(snapshot: EngineSnapshot) -> list[DecisionLink]:
+    """Return what was decided in the step that led to a state."""
+    record = snapshot.last_record
+    # Who has ended in the step itself is not named here; the drawer, which knows the state before, names all.
+    return list_links(make_decisions(snapshot, record))[:MAX_DECISIONS] if record is not None else []
 
 
 def links_instead(info: SessionInfo, gaps: Sequence[Gap], step: int | None) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ import { Announcer } from "./announcer.js";
 import { BatchStrip } from "./batch_strip.js";
 import { BlockGrid } from "./block_grid.js";
 import { ConnectionView } from "./connection.js";
+import { Drawer, newestPreemption } from "./drawer.js";
 import { formatCount } from "./format.js";
 import { GridInput } from "./grid_input.js";
 import { bindKeys } from "./keyboard.js";
@@ -63,6 +64,7 @@ export class EnginePage {
     this.statusBar = new StatusBar(view, this.batchStrip);
     this.connection = new ConnectionView(view, byId("banner"), byId("connection-text"), options.describeOutage);
     this.announcer = new Announcer(byId("announcer"));
+    this.drawer = new Drawer(byId("drawer"));
     this.requests = new RequestList(byId("requests"), view, (slot) => this.#pick(slot));
     this.loop = new PaintLoop((now) => this.#paint(now), (fps) => this.source.setFps(fps));
     this.source = options.makeSource(view, {
@@ -238,6 +240,13 @@ export class EnginePage {
     if (!tables.hidden) tables.dispatchEvent(new CustomEvent("tables:show"));
   }
 
+  /** The decisions of the newest preemption up to the step that is shown. */
+  #openDecisions() {
+    const step = newestPreemption(this.view.steps);
+    if (step >= 0) this.drawer.open(step);
+    else this.announcer.say("No preemption in the steps of the timeline");
+  }
+
   #zoomTimeline(by) {
     if (this.timeline.zoom(by)) this.writeSoon();
     this.repaint();
@@ -265,6 +274,10 @@ export class EnginePage {
     };
     timeline.canvas.addEventListener("pointermove", (event) => hover(event.offsetX * timeline.ratio));
     timeline.canvas.addEventListener("pointerleave", () => hover(-1));
+    timeline.canvas.addEventListener("click", (event) => {
+      hover(event.offsetX * timeline.ratio); // a finger does not move before it taps
+      if (timeline.hoverPreemption >= 0) this.drawer.open(timeline.hoverPreemption);
+    });
     timeline.canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && Math.abs(event.deltaX) > Math.abs(event.deltaY)) return;
       event.preventDefault();
@@ -284,12 +297,14 @@ export class EnginePage {
     for (const button of document.querySelectorAll("[data-mode]")) button.addEventListener("click", () => this.setMode(button.dataset.mode));
     for (const button of this.statusBar.legend) button.addEventListener("click", () => this.#showOnly(Number(button.dataset.state)));
     const escape = () => {
+      if (this.drawer.close()) return;
       this.#pick(-1);
       this.#showOnly(-1);
     };
     bindKeys({
       KeyC: () => this.setMode(this.grid.mode === "request" ? "state" : "request"),
       Digit0: () => this.input.fit(),
+      KeyD: () => this.#openDecisions(),
       KeyW: () => this.#zoomTimeline(1),
       KeyS: () => this.#zoomTimeline(-1),
       ...this.#options.keys(),

@@ -17,6 +17,7 @@ export function describeBlock(view, id, nameOf) {
   const words = [`Block ${id}: ${STATES[state]}`];
   if (state === STATE.TAIL) words.push(`${aux} of ${view.blockSize} tokens`);
   if (state === STATE.SHARED) words.push(`${aux === 255 ? "255 or more" : aux} holders`);
+  if (state === STATE.RESERVED) words.push("still empty");
   if (slot !== NO_SLOT && isHeld(state)) words.push(`${state === STATE.SHARED ? "oldest: " : ""}${nameOf(slot) || "request"} in slot ${slot}`);
   if (slot !== NO_SLOT && state === STATE.CACHED) words.push(`last held in slot ${slot}`);
   return words.join(", ");

@@ -8,6 +8,16 @@ const DECAY_MS = 400;
 const STILL_MS = 1000;
 // When much of the picture is marked at once, marks get fainter: large areas must not blink.
 const CALM_SHARE = 0.2;
+// How much a mark tells: of a block's marks in one step the more telling one is shown.
+const RANKS = new Map([
+  [MARK.ALLOCATE, 0], [MARK.LOOKAHEAD, 0], [MARK.HIT, 1], [MARK.EVICT, 1], [MARK.FREED_BY_PREEMPTION, 1],
+  [MARK.SWAP_OUT, 2], [MARK.SWAP_IN, 2],
+]);
+
+/** Whether mark `next` of a block takes the place of `known`: it is of a later step, or tells as much. */
+export function replaces(next, known) {
+  return known === undefined || next.step !== known.step || RANKS.get(next.kind) >= RANKS.get(known.kind);
+}
 
 /** Marks by block; the newest of a block wins. */
 export class GridMarks {
@@ -20,8 +30,9 @@ export class GridMarks {
   take(view) {
     if (view.epoch !== this.#epoch) this.#marks.clear(); // they belong to another picture
     this.#epoch = view.epoch;
-    for (const { kind, blockId, at, live } of this.#cursor.take(view)) {
-      if (live && kind >= MARK.ALLOCATE && kind <= MARK.FREED_BY_PREEMPTION) this.#marks.set(blockId, { kind, since: at });
+    for (const { step, kind, blockId, at, live } of this.#cursor.take(view)) {
+      const next = { step, kind, since: at };
+      if (live && RANKS.has(kind) && replaces(next, this.#marks.get(blockId))) this.#marks.set(blockId, next);
     }
   }
 
@@ -55,6 +66,7 @@ export class GridMarks {
 function markRgb(kind, theme) {
   if (kind === MARK.EVICT) return theme.bad;
   if (kind === MARK.FREED_BY_PREEMPTION) return theme.warn;
+  if (kind === MARK.SWAP_OUT || kind === MARK.SWAP_IN) return theme.prefill;
   return theme.light && kind === MARK.HIT ? theme.text : [255, 255, 255];
 }
 
@@ -79,9 +91,31 @@ function drawMark(ctx, { x, y, kind, alpha }, metrics, theme) {
   ctx.stroke();
 }
 
+/** Up to the host tier, down from it; + for a block reserved ahead of need. */
+function strokeArrow(ctx, x, y, size, kind) {
+  const inset = size * 0.22;
+  const middle = x + size / 2;
+  ctx.moveTo(middle, y + inset);
+  ctx.lineTo(middle, y + size - inset);
+  if (kind === MARK.LOOKAHEAD) {
+    ctx.moveTo(x + inset, y + size / 2);
+    ctx.lineTo(x + size - inset, y + size / 2);
+    return;
+  }
+  const isUp = kind === MARK.SWAP_OUT;
+  const tip = isUp ? y + inset : y + size - inset;
+  ctx.moveTo(x + inset, y + size / 2);
+  ctx.lineTo(middle, tip);
+  ctx.lineTo(x + size - inset, y + size / 2);
+}
+
 /** ✕ for an eviction, three diagonals for blocks freed by a preemption. */
 function strokeLines(ctx, x, y, size, kind) {
   const inset = size * 0.22;
+  if (kind === MARK.SWAP_OUT || kind === MARK.SWAP_IN || kind === MARK.LOOKAHEAD) {
+    strokeArrow(ctx, x, y, size, kind);
+    return;
+  }
   if (kind === MARK.EVICT) {
     ctx.moveTo(x + inset, y + inset);
     ctx.lineTo(x + size - inset, y + size - inset);

@@ -2,6 +2,7 @@
 
 import { EnginePage, exposePage } from "./engine_page.js";
 import { formatCount } from "./format.js";
+import { bindPolicies } from "./policies.js";
 import { describeView, tokenRates } from "./status_bar.js";
 import { EngineStream } from "./stream.js";
 
@@ -47,4 +48,5 @@ const page = new EnginePage({
   },
 });
 page.start();
+bindPolicies({ announce: (text) => page.announcer.say(text) });
 exposePage(page);

@@ -132,9 +132,9 @@ export function blockRgb(theme, mode, state, slot) {
   return state === STATE.CACHED ? mix(plain, slotRgb(slot, theme.light), 0.25) : plain;
 }
 
-/** Whether a sequence holds a block of this state. */
+/** Whether a block of this state is held, by a sequence or for a copy on its way. */
 export function isHeld(state) {
-  return state >= STATE.ACTIVE && state <= STATE.SHARED;
+  return state >= STATE.ACTIVE && state <= STATE.RESERVED;
 }
 
 function pack([r, g, b]) {

@@ -22,7 +22,8 @@ const NO_CELLS = new Uint32Array(0);
  * - `step`: the step that `cells` shows; `tMs` its time
  * - `steps`: StepRing of step rows
  * - `batch`: {step, entries: [{slot, kind, tokens, seqId}]}, that of the newest scheduling step
- * - `marks`: newest events, oldest first: {step, kind, slot, blockId, seqId, at, live}; `at` is the clock at arrival,
+ * - `host`: {total, used, pinned, loading} blocks of the host tier and sequences that wait for some; null: there is none
+ * - `marks`: newest events, oldest first: {step, kind, detail, slot, blockId, seqId, at, live}; `at` is the clock at arrival,
  *   `live` is false for those that had happened before this connection began; `marksTotal` counts all ever seen
  * - `marksLost`: marks that did not fit on the wire
  * - `epoch`: changes whenever rows and marks begin afresh: another server run, or another place in a recording
@@ -107,6 +108,9 @@ export class EngineView {
       case FRAME.MARKS:
         this.#takeMarks(frame, live);
         break;
+      case FRAME.HOST:
+        this.host = frame.host;
+        break;
       case FRAME.GAP:
         this.rowsLost += frame.nSteps;
         this.#lastLost = frame.firstStep + frame.nSteps - 1;
@@ -170,6 +174,7 @@ export class EngineView {
     this.step = -1;
     this.tMs = 0;
     this.batch = { step: 0, entries: [] };
+    this.host = null;
     this.marks = [];
     this.marksTotal = 0;
     this.marksLost = 0;

@@ -131,7 +131,8 @@ const follow = new Follow(
 );
 const bar = new ReplayBar(page.source, { links: linkHere, announce: (text) => page.announcer.say(text) });
 page.timeline.canvas.addEventListener("click", () => {
-  if (page.timeline.hoverStep >= 0) bar.goTo(page.timeline.hoverStep);
+  const { hoverStep, hoverPreemption } = page.timeline;
+  if (hoverStep >= 0) bar.goTo(hoverPreemption >= 0 ? hoverPreemption : hoverStep);
 });
 page.start();
 bar.update();

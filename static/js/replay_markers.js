@@ -39,7 +39,7 @@ export function wordMarkers(markers, step) {
 }
 
 function wordMarker({ kind, request_id: requestId, note }) {
-  const words = KINDS[kind]?.words || kind;
+  const words = kind === "preempt" && note === "swap" ? "preempted, swapped out" : KINDS[kind]?.words || kind;
   return kind === "bookmark" && note ? { requestId: null, words: `bookmark: ${note}` } : { requestId, words };
 }
 

@@ -90,6 +90,8 @@ export class StatusBar {
     this.view = view;
     this.batchStrip = batchStrip;
     this.kvParts = ["shared", "private", "cached"].map((part) => document.querySelector(`#kv-bar .kv-${part}`));
+    this.hostParts = [".host-pinned", ".host-cached"].map((part) => document.querySelector(`#host-bar ${part}`));
+    this.hostKeys = [byId("host-meter"), ...document.querySelectorAll(".host-key")];
     this.legend = [...document.querySelectorAll("#legend [data-state]")];
     this.reasons = [...document.querySelectorAll("#reasons [data-reason]")];
   }
@@ -117,6 +119,7 @@ export class StatusBar {
     const counts = countStates(view);
     this.#writeSteps(rates);
     this.#writeMemory(counts);
+    this.#writeHost();
     this.#writeReasons();
     for (const button of this.legend) setText(button.querySelector("b"), formatCount(counts[button.dataset.state]));
   }
@@ -139,13 +142,18 @@ export class StatusBar {
     const used = numBlocks - free - cached;
     setText(byId("stat-kv"), formatPercent(used, numBlocks));
     setText(byId("stat-kv-blocks"), `${formatCount(used)} of ${formatCount(numBlocks)} blocks`);
-    let x = 0;
-    [shared, used - shared, cached].forEach((blocks, i) => {
-      const width = (1000 * blocks) / numBlocks;
-      this.kvParts[i].setAttribute("x", x.toFixed(1));
-      this.kvParts[i].setAttribute("width", width.toFixed(1));
-      x += width;
-    });
+    placeParts(this.kvParts, [shared, used - shared, cached], numBlocks);
+  }
+
+  /** The host tier: what may not make room, then what may. */
+  #writeHost() {
+    const { host } = this.view;
+    for (const element of this.hostKeys) if (element) element.hidden = host === null;
+    if (host === null) return;
+    setText(byId("stat-host"), formatPercent(host.used, host.total));
+    const loading = host.loading > 0 ? `, ${formatCount(host.loading)} loading` : "";
+    setText(byId("stat-host-blocks"), `${formatCount(host.used)} of ${formatCount(host.total)} blocks, ${formatCount(host.pinned)} kept${loading}`);
+    placeParts(this.hostParts, [host.pinned, host.used - host.pinned], host.total);
   }
 
   #writeBatch() {
@@ -171,6 +179,17 @@ export class StatusBar {
       if (reason === newest) setText(byId("stop-reason"), item.dataset.words);
     }
   }
+}
+
+/** Lay the parts of a bar side by side, in thousandths of `total`. */
+function placeParts(parts, values, total) {
+  let x = 0;
+  values.forEach((value, i) => {
+    const width = (1000 * value) / Math.max(1, total);
+    parts[i].setAttribute("x", x.toFixed(1));
+    parts[i].setAttribute("width", width.toFixed(1));
+    x += width;
+  });
 }
 
 function countOf(count, what) {

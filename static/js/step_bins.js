@@ -1,7 +1,7 @@
 // Step rows in columns of `width` steps, so that a chart draws at most one column per pixel at any zoom.
 // A column shows its highest step, never an average: a spike of one step stays visible. No DOM: runs in node too.
 
-import { ROW_RESET } from "./step_ring.js";
+import { rowSwaps } from "./step_ring.js";
 
 const CAPACITY = 8192;
 const IDLE_MS = 1000;
@@ -17,11 +17,12 @@ const FIELDS = {
   waiting: Uint16Array,
   stepMs: Float32Array,
   preemptions: Uint32Array,
+  swaps: Uint32Array, // those of them that kept blocks in the host tier
   evictions: Uint32Array,
   hitBlocks: Uint32Array,
   finished: Uint32Array,
   idleMs: Float32Array, // time without a step just before this column, 0 when short
-  resets: Uint8Array,
+  flags: Uint8Array, // ROW_… bits of any of its steps
 };
 
 /** Columns over a StepRing. Column number = floor(step / width); `at(column)` is its place in the arrays. */
@@ -79,7 +80,8 @@ export class StepBins {
     this.waiting[at] = Math.max(this.waiting[at], columns.waiting[row]);
     this.stepMs[at] = Math.max(this.stepMs[at], ms);
     for (const name of ["preemptions", "evictions", "hitBlocks", "finished"]) this[name][at] += columns[name][row];
-    this.resets[at] |= columns.flags[row] & ROW_RESET;
+    this.swaps[at] += rowSwaps(columns.flags[row]);
+    this.flags[at] |= columns.flags[row];
     // Only between two steps that follow each other: what went on in rows that are lost, nobody knows.
     const idle = step === this.lastStep + 1 ? columns.tMs[row] - this.lastT - this.lastMs : 0;
     if (idle > IDLE_MS) this.idleMs[at] += idle;

@@ -37,6 +37,19 @@ export const ROW_KIND = Object.freeze({ STEP: 0, CONTROL: 1 });
 
 /** Bit 0 of `flags`: the engine was reset in this step. */
 export const ROW_RESET = 1;
+/** The policies were changed. */
+export const ROW_POLICIES = 2;
+/** A request was ended because nothing could go on. */
+export const ROW_STALLED = 4;
+/** A copy from the host tier ended for which a step had to wait. */
+export const ROW_WAITED = 8;
+/** Blocks were copied to the host tier. */
+export const ROW_SWAPPED_OUT = 16;
+/** Blocks began to be copied back from it. */
+export const ROW_SWAPPED_IN = 32;
+
+/** How many of the step's preemptions kept blocks in the host tier. */
+export const rowSwaps = (flags) => flags >>> 8;
 
 /**
  * Ring of step rows, oldest first. Row i (0 = oldest, length - 1 = newest) lies at `index(i)` of each column.

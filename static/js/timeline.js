@@ -256,10 +256,24 @@ export class Timeline {
     return column < 0 ? -1 : this.bins.step[this.bins.at(column)];
   }
 
+  /** The first step with a preemption in the column under the pointer; -1 when there is none. */
+  get hoverPreemption() {
+    if (this.hoverStep < 0) return -1;
+    const column = this.#focusColumn();
+    if (this.bins.preemptions[this.bins.at(column)] === 0) return -1;
+    const { steps } = this.view;
+    const end = (column + 1) * this.bins.width;
+    for (let i = steps.find(column * this.bins.width); i < steps.length && steps.get("step", i) < end; i++) {
+      if (steps.get("preemptions", i) > 0) return steps.get("step", i);
+    }
+    return -1;
+  }
+
   /** Words for the step under the pointer; empty when there is none. */
   describeHover() {
     if (this.hoverStep < 0) return "";
     const at = this.bins.at(this.#focusColumn());
-    return [`step ${formatCount(this.bins.step[at])}`, ...TRACKS.map((track) => track.words(at, this))].filter(Boolean).join(" · ");
+    const hint = this.bins.preemptions[at] > 0 ? "click: why" : "";
+    return [`step ${formatCount(this.bins.step[at])}`, ...TRACKS.map((track) => track.words(at, this)), hint].filter(Boolean).join(" · ");
   }
 }

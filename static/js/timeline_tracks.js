@@ -3,17 +3,39 @@
 
 import { formatCount, formatMs } from "./format.js";
 import { css, mix } from "./palette.js";
+import { ROW_POLICIES, ROW_STALLED, ROW_SWAPPED_IN, ROW_SWAPPED_OUT, ROW_WAITED } from "./step_ring.js";
 import { STATE } from "./wire.js";
 
+const recomputed = (at, bins) => bins.preemptions[at] - bins.swaps[at];
+
+// Of several signs in one lane the first one that fits is drawn; the words tell all.
 const LANES = [
-  { field: "preemptions", sign: "▼", color: "warn", words: "preempted" },
-  { field: "evictions", sign: "✕", color: "muted", words: "blocks evicted" },
-  { field: "hitBlocks", sign: "◆", color: "good", words: "blocks hit" },
+  [
+    { count: recomputed, sign: "▼", color: "warn", words: "preempted, to be computed again" },
+    { count: (at, bins) => bins.swaps[at], sign: "⇅", color: "prefill", words: "preempted, swapped out" },
+  ],
+  [{ count: (at, bins) => bins.evictions[at], sign: "✕", color: "muted", words: "blocks evicted" }],
+  [{ count: (at, bins) => bins.hitBlocks[at], sign: "◆", color: "good", words: "blocks hit" }],
+  [
+    { flag: ROW_STALLED, sign: "!", color: "bad", words: "nothing could go on" },
+    { flag: ROW_POLICIES, sign: "⚙", color: "accent", words: "policies changed" },
+    { flag: ROW_SWAPPED_IN, sign: "↓", color: "prefill", words: "copies from the host tier begin" },
+    { flag: ROW_SWAPPED_OUT, sign: "↑", color: "prefill", words: "copies to the host tier" },
+    { flag: ROW_WAITED, sign: "…", color: "warn", words: "a step waited for a copy" },
+  ],
 ];
+
+const countOf = (entry, at, bins) => (entry.count ? entry.count(at, bins) : bins.flags[at] & entry.flag);
+const wordsOf = (entry, at, bins) => (entry.count ? `${entry.count(at, bins)} ${entry.words}` : entry.words);
+
+/** Entries of the lanes that happened in a column. */
+export function happened(at, bins) {
+  return LANES.flat().filter((entry) => countOf(entry, at, bins) > 0);
+}
 
 const memory = {
   name: "KV blocks",
-  share: 0.25,
+  share: 0.23,
   draw(chart, top, height) {
     const { theme, bins, view } = chart;
     chart.bars(top, height, view.numBlocks, [
@@ -28,7 +50,7 @@ const memory = {
 
 const tokens = {
   name: "Batch tokens",
-  share: 0.24,
+  share: 0.23,
   draw(chart, top, height) {
     const { theme, bins, view } = chart;
     const budget = view.hello.config.max_num_batched_tokens;
@@ -47,7 +69,7 @@ const tokens = {
 
 const queues = {
   name: "Requests",
-  share: 0.17,
+  share: 0.16,
   draw(chart, top, height) {
     const { theme, bins } = chart;
     const max = chart.highest((at) => bins.running[at] + bins.waiting[at]);
@@ -63,7 +85,7 @@ const queues = {
 
 const time = {
   name: "Step time",
-  share: 0.17,
+  share: 0.16,
   draw(chart, top, height) {
     const { theme, bins } = chart;
     const max = chart.highest((at) => bins.stepMs[at]);
@@ -76,14 +98,16 @@ const time = {
 
 const events = {
   name: "Events",
-  share: 0.17,
+  share: 0.22,
   draw(chart, top, height) {
     const { ctx, theme, bins } = chart;
     const laneHeight = height / LANES.length;
     LANES.forEach((lane, i) => {
-      ctx.fillStyle = css(theme[lane.color]);
       for (const [x, at] of chart.columns()) {
-        if (bins[lane.field][at] > 0) chart.sign(lane.sign, x, top + i * laneHeight, laneHeight);
+        const entry = lane.find((each) => countOf(each, at, bins) > 0);
+        if (!entry) continue;
+        ctx.fillStyle = css(theme[entry.color]);
+        chart.sign(entry.sign, x, top + i * laneHeight, laneHeight);
       }
     });
     ctx.fillStyle = css(theme.bad);
@@ -93,13 +117,9 @@ const events = {
     }
     return "";
   },
-  text: (at, { bins }) => happened(at, bins).map(({ field, sign }) => `${sign} ${bins[field][at]}`).join("  "),
-  words: (at, { bins }) => happened(at, bins).map(({ field, words }) => `${bins[field][at]} ${words}`).join(", "),
+  text: (at, { bins }) => happened(at, bins).map((entry) => (entry.count ? `${entry.sign} ${entry.count(at, bins)}` : entry.sign)).join("  "),
+  words: (at, { bins }) => happened(at, bins).map((entry) => wordsOf(entry, at, bins)).join(", "),
 };
-
-function happened(at, bins) {
-  return LANES.filter(({ field }) => bins[field][at] > 0);
-}
 
 /** From top to bottom. */
 export const TRACKS = [memory, tokens, queues, time, events];

@@ -8,9 +8,10 @@ export const ROW_BYTES = 64;
 export const ENTRY_BYTES = 12;
 export const MARK_BYTES = 16;
 export const ACK_BYTES = 12;
+export const HOST_BYTES = 16;
 
 export const FRAME = Object.freeze({
-  HELLO: 1, KEYFRAME: 2, DELTA: 3, STEPS: 4, BATCH: 5, MARKS: 6, GAP: 7, ACK: 8,
+  HELLO: 1, KEYFRAME: 2, DELTA: 3, STEPS: 4, BATCH: 5, MARKS: 6, GAP: 7, ACK: 8, HOST: 9,
 });
 
 export const STATE = Object.freeze({
@@ -19,7 +20,8 @@ export const STATE = Object.freeze({
 
 export const MARK = Object.freeze({
   ALLOCATE: 1, HIT: 2, EVICT: 3, FREED_BY_PREEMPTION: 4, PREEMPT: 5,
-  FINISH: 6, ABORT: 7, REJECT: 8, RESET: 9, ADMIT: 10,
+  FINISH: 6, ABORT: 7, REJECT: 8, RESET: 9, ADMIT: 10, SWAP_OUT: 11,
+  SWAP_IN: 12, LOOKAHEAD: 13, LOADED: 14, POLICIES: 15, STALLED: 16,
 });
 
 export const BATCH_KIND = Object.freeze({ PREFILL: 0, DECODE: 1 });
@@ -55,7 +57,7 @@ export const cellSlot = (cell) => cell >>> 16;
  * Decode a whole message, inflating what is deflated.
  * @param {ArrayBuffer} buffer
  * @returns {Promise<object[]>} frames in order: {type, firstStep, nSteps, nItems, overflow, tMs} and one of
- *   hello (object), cells (Uint32Array), pairs (Uint32Array id, cell, …), rows (DataView), entries, marks
+ *   hello (object), cells (Uint32Array), pairs (Uint32Array id, cell, …), rows (DataView), entries, marks, host
  */
 export async function decodeMessage(buffer) {
   const frames = [];
@@ -114,6 +116,9 @@ function readPayload(header, payload) {
     case FRAME.MARKS:
       frame.marks = readMarks(payload, nItems);
       break;
+    case FRAME.HOST:
+      frame.host = readHost(payload, nItems);
+      break;
     default: // GAP has no payload; later types are skipped
   }
   return frame;
@@ -158,12 +163,20 @@ function readMarks(payload, count) {
     marks[i] = {
       step: view.getUint32(at, true),
       kind: view.getUint8(at + 4),
+      detail: view.getUint8(at + 5),
       slot: view.getUint16(at + 6, true),
       blockId: view.getUint32(at + 8, true),
       seqId: view.getUint32(at + 12, true),
     };
   }
   return marks;
+}
+
+function readHost(payload, count) {
+  if (count !== 1) throw new WireError(`${count} host tiers`);
+  const [total, used, pinned, loading] = readWords(payload, HOST_BYTES / 4);
+  if (used > total || pinned > used) throw new WireError(`a host tier of ${total} with ${used} used, ${pinned} pinned`);
+  return { total, used, pinned, loading };
 }
 
 /** Inflate to exactly `expected` bytes; more or less is an error, and more is never buffered. */

@@ -45,6 +45,8 @@ export function rows(first, count) {
   return frame(FRAME.STEPS, payload, { firstStep: first, nSteps: count, nItems: count });
 }
 
+export const host = (step, ...counts) => frame(FRAME.HOST, words(...counts), { firstStep: step, nItems: 1 });
+
 export const gap = (first, count) => frame(FRAME.GAP, words(), { firstStep: first, nSteps: count });
 
 export function message(...frames) {

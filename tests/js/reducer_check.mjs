@@ -8,7 +8,7 @@ import { deflateRawSync } from "node:zlib";
 import { EngineView } from "../../static/js/reducer.js";
 import { StepRing } from "../../static/js/step_ring.js";
 import { FRAME, NO_SLOT, STATE, WireError, cellAux, cellHashed, cellSlot, cellState } from "../../static/js/wire.js";
-import { delta, frame, gap, hello, keyframe, message, rows, words } from "./frames.mjs";
+import { delta, frame, gap, hello, host, keyframe, message, rows, words } from "./frames.mjs";
 
 async function opened(step = 1) {
   const view = new EngineView({ clock: () => 42 });
@@ -74,6 +74,7 @@ test("batch, marks and gaps are kept", async () => {
   const mark = new Uint8Array(16);
   new DataView(mark.buffer).setUint32(0, 6, true);
   new DataView(mark.buffer).setUint8(4, 3);
+  new DataView(mark.buffer).setUint8(5, 1);
   new DataView(mark.buffer).setUint16(6, 2, true);
   new DataView(mark.buffer).setUint32(8, 1, true);
   new DataView(mark.buffer).setUint32(12, 0xffffffff, true);
@@ -82,11 +83,30 @@ test("batch, marks and gaps are kept", async () => {
     frame(FRAME.MARKS, mark, { firstStep: 6, nItems: 1, overflow: 4 }),
   ));
   assert.deepEqual(view.batch, { step: 6, entries: [{ slot: 5, kind: 1, tokens: 9, seqId: 70000 }] });
-  assert.deepEqual(view.marks, [{ step: 6, kind: 3, slot: 2, blockId: 1, seqId: 0xffffffff, at: 42, live: true }]);
+  assert.deepEqual(view.marks, [{ step: 6, kind: 3, detail: 1, slot: 2, blockId: 1, seqId: 0xffffffff, at: 42, live: true }]);
   assert.equal(view.marksLost, 4);
   assert.deepEqual(view.gaps, [{ firstStep: 2, nSteps: 3 }]);
   assert.equal(view.rowsLost, 3);
   assert.deepEqual([view.steps.length, view.steps.lastStep], [3, 6]);
+});
+
+test("the host tier is what its newest frame says, and none before the first", async () => {
+  const view = await opened();
+  assert.equal(view.host, null);
+  await view.apply(message(delta(2), host(2, 40, 12, 5, 1)));
+  assert.deepEqual(view.host, { total: 40, used: 12, pinned: 5, loading: 1 });
+  await view.apply(message(delta(3)));
+  assert.equal(view.host.used, 12, "it stays until it changes");
+  view.reset();
+  assert.equal(view.host, null);
+});
+
+test("a host tier that does not add up is refused with its whole message", async () => {
+  const view = await opened();
+  await refuses(view, message(delta(2, 2, 77), host(2, 40, 41, 0, 0)), /host tier of 40/);
+  await refuses(view, message(delta(2, 2, 77), host(2, 40, 4, 5, 0)), /5 pinned/);
+  await refuses(view, message(delta(2), frame(FRAME.HOST, words(1, 2, 3), { nItems: 1 })), /4 words announced/);
+  await refuses(view, message(delta(2), frame(FRAME.HOST, words(), { nItems: 0 })), /0 host tiers/);
 });
 
 test("marks, gaps and rows are bounded", async () => {

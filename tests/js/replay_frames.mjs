@@ -1,6 +1,6 @@
 // Replays recorded messages through static/js/reducer.js.
 // Usage: node replay_frames.mjs MESSAGES; MESSAGES is a file of (u32 length, message)…
-// Prints one JSON line a message: {step, cells, rows, gaps, batch, marks, changed}.
+// Prints one JSON line a message: {step, cells, rows, gaps, host, batch, marks, changed}.
 
 import { readFileSync } from "node:fs";
 
@@ -25,6 +25,7 @@ for (let at = 0; at < file.length; ) {
     firstRow: rows ? view.steps.get("step", 0) : -1,
     lastRow: rows ? view.steps.row(rows - 1) : null,
     gaps: view.gaps,
+    host: view.host,
     batch: view.batch,
     marks: view.marksTotal,
     marksLost: view.marksLost,

@@ -1,6 +1,6 @@
 // Seeks through a recorded session with static/js/replay_stream.js.
 // Usage: node replay_seeks.mjs FOLDER; FOLDER holds chunk-N.bin and plan.json {session, range, seeks: [[step, direction]…]}.
-// Prints one JSON line a seek: {wanted, step, cells, batch, firstRow, lastRow, rows, gaps}.
+// Prints one JSON line a seek: {wanted, step, cells, host, batch, firstRow, lastRow, rows, gaps}.
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -28,7 +28,7 @@ for (const [step, direction] of seeks) {
   const { steps } = view;
   const rows = [...Array(steps.length).keys()].map((i) => steps.get("step", i));
   console.log(JSON.stringify({
-    wanted: stream.wanted, step: view.step, cells: [...view.cells], batch: view.batch, rows, gaps: view.gaps,
+    wanted: stream.wanted, step: view.step, cells: [...view.cells], host: view.host, batch: view.batch, rows, gaps: view.gaps,
     problem: stream.status.reason,
   }));
 }

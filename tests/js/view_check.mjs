@@ -14,8 +14,12 @@ import { blockRgb, buildTable, contrast, inkOn, mix, parseHex, slotRgb } from ".
 import { countReasons, countStates, describeView, stepRates, tokenRates } from "../../static/js/status_bar.js";
 import { StepBins } from "../../static/js/step_bins.js";
 import { nextTheme } from "../../static/js/theme.js";
-import { ROW_RESET, StepRing } from "../../static/js/step_ring.js";
-import { NO_SLOT, STATE } from "../../static/js/wire.js";
+import { newestPreemption } from "../../static/js/drawer.js";
+import { replaces } from "../../static/js/grid_marks.js";
+import { describeProblem } from "../../static/js/policies.js";
+import { ROW_POLICIES, ROW_RESET, ROW_SWAPPED_OUT, StepRing } from "../../static/js/step_ring.js";
+import { TRACKS, happened } from "../../static/js/timeline_tracks.js";
+import { MARK, NO_SLOT, STATE } from "../../static/js/wire.js";
 
 const pack = (state, aux = 0, slot = NO_SLOT) => ((slot << 16) | (aux << 8) | state) >>> 0;
 const GRIDS = { dark: parseHex("#0c1118"), light: parseHex("#ffffff") };
@@ -220,7 +224,48 @@ test("time that passes in lost rows is not idle time", () => {
 test("a reset is told by its own flag", () => {
   const bins = new StepBins(1);
   bins.update(makeRing([{ step: 1, flags: ROW_RESET }, { step: 2, flags: ROW_RESET << 1 }]), 10);
-  assert.deepEqual([bins.resets[bins.at(1)], bins.resets[bins.at(2)]], [1, 0]);
+  assert.deepEqual([1, 2].map((step) => bins.flags[bins.at(step)] & ROW_RESET), [ROW_RESET, 0]);
+});
+
+test("swaps are told from preemptions that throw everything away", () => {
+  const bins = new StepBins(2);
+  bins.update(makeRing([
+    { step: 2, preemptions: 3, flags: (2 << 8) | ROW_SWAPPED_OUT },
+    { step: 3, preemptions: 1, flags: 1 << 8 },
+    { step: 4, preemptions: 1, flags: ROW_POLICIES },
+  ]), 10);
+  const signs = (column) => happened(bins.at(column), bins).map(({ sign }) => sign);
+  assert.deepEqual([bins.preemptions[bins.at(1)], bins.swaps[bins.at(1)]], [4, 3]);
+  assert.deepEqual(signs(1), ["▼", "⇅", "↑"]);
+  assert.deepEqual(signs(2), ["▼", "⚙"]);
+  const events = TRACKS.at(-1);
+  assert.equal(events.words(bins.at(1), { bins }), "1 preempted, to be computed again, 3 preempted, swapped out, copies to the host tier");
+  assert.equal(events.text(bins.at(2), { bins }), "▼ 1  ⚙");
+});
+
+test("the tracks of the timeline share its height", () => {
+  assert.ok(Math.abs(TRACKS.reduce((sum, { share }) => sum + share, 0) - 1) < 1e-9);
+});
+
+test("of what happened to a block in one step the more telling mark is shown", () => {
+  const at = (step, kind) => ({ step, kind });
+  assert.ok(replaces(at(1, MARK.ALLOCATE), undefined));
+  assert.ok(!replaces(at(1, MARK.ALLOCATE), at(1, MARK.EVICT)));
+  assert.ok(!replaces(at(1, MARK.FREED_BY_PREEMPTION), at(1, MARK.SWAP_OUT)));
+  assert.ok(replaces(at(1, MARK.SWAP_IN), at(1, MARK.ALLOCATE)));
+  assert.ok(replaces(at(2, MARK.ALLOCATE), at(1, MARK.SWAP_OUT)));
+});
+
+test("the newest preemption is the last one in the rows", () => {
+  assert.equal(newestPreemption(makeRing([])), -1);
+  assert.equal(newestPreemption(makeRing([{ step: 1, preemptions: 1 }, { step: 2, preemptions: 2 }, { step: 3 }])), 2);
+});
+
+test("a refusal is told in the words of the server", () => {
+  assert.equal(describeProblem(400, '{"detail": "policy is 3"}'), "policy is 3");
+  assert.equal(describeProblem(400, '{"error": {"message": "no"}}'), "no");
+  assert.equal(describeProblem(502, "<html>"), "The server answered with error 502.");
+  assert.equal(describeProblem(0, ""), "The server does not answer.");
 });
 
 test("a jump in steps longer than the columns held starts afresh", () => {
@@ -260,13 +305,14 @@ test("reasons are those of the newest 200 scheduling steps", () => {
 });
 
 test("blocks are counted by state and put into words", () => {
-  const view = { numBlocks: 4, blockSize: 16, cells: Uint32Array.of(pack(STATE.FREE), pack(STATE.TAIL, 9, 3), pack(STATE.SHARED, 4, 0), pack(STATE.CACHED, 0, 2)) };
-  assert.deepEqual(countStates(view), [1, 1, 0, 1, 1, 0, 0]);
+  const view = { numBlocks: 5, blockSize: 16, cells: Uint32Array.of(pack(STATE.FREE), pack(STATE.TAIL, 9, 3), pack(STATE.SHARED, 4, 0), pack(STATE.CACHED, 0, 2), pack(STATE.RESERVED, 1, 3)) };
+  assert.deepEqual(countStates(view), [1, 1, 0, 1, 1, 1, 0]);
   const nameOf = (slot) => (slot === 3 ? "4f2a" : "");
   assert.equal(describeBlock(view, 0, nameOf), "Block 0: free");
   assert.equal(describeBlock(view, 1, nameOf), "Block 1: tail, 9 of 16 tokens, 4f2a in slot 3");
   assert.equal(describeBlock(view, 2, nameOf), "Block 2: shared, 4 holders, oldest: request in slot 0");
   assert.equal(describeBlock(view, 3, nameOf), "Block 3: cached, last held in slot 2");
+  assert.equal(describeBlock(view, 4, nameOf), "Block 4: reserved, still empty, 4f2a in slot 3");
 });
 
 test("marks are read once each, and a new epoch starts over however many it has", () => {

@@ -20,6 +20,7 @@ STATE_COLORS = {
     "active": (0x3A, 0x93, 0xD6),
     "tail": (0x3F, 0xC7, 0x9A),
     "shared": (0xF0, 0xE4, 0x42),
+    "reserved": (0x6B, 0x72, 0x80),
 }
 """The dark theme's states, as the legend shows them."""
 
@@ -35,7 +36,9 @@ SLOT_COLORS = (
 """The first seven slots: Okabe and Ito's palette."""
 
 CACHED_TINT = 0.25
-NAMES = ("free", "cached", "active", "tail", "shared")
+NAMES = ("free", "cached", "active", "tail", "shared", "reserved", "offloaded")
+USUAL_STATES = set(NAMES[:5])
+"""Those that any traffic brings about, and that last longer than a step."""
 
 # What is still to be painted is painted in the next frame: going to the same step twice shows only in pixels.
 _READ = """async (knownStep) => {

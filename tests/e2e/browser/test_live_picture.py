@@ -12,13 +12,12 @@ from playwright.async_api import Page, WebSocketRoute, expect
 
 from app.model_store import DEFAULT_MODEL
 from tests.e2e.browser.conftest import Watcher
-from tests.e2e.browser.picture import NAMES, compare_at_rest, compare_while_running, wait_for
+from tests.e2e.browser.picture import USUAL_STATES, compare_at_rest, compare_while_running, wait_for
 from tests.support.server import ServerProcess
 
 pytestmark = pytest.mark.browser
 
 PREFIX = "You are the keeper of a lighthouse and you answer letters from ships. " * 3
-EVERY_STATE = set(NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,7 @@ async def test_every_block_has_the_colour_of_its_state(
     page = await open_live(watcher, server.url, viewport=viewport, reduced_motion="reduce")
     await page.locator(f"[data-mode={mode}]").click()
     async with traffic(server.url):
-        await compare_while_running(page, server.url, mode, until=EVERY_STATE)
+        await compare_while_running(page, server.url, mode, until=USUAL_STATES)
     await compare_at_rest(page, server.url, mode)
 
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from tests.e2e.browser.conftest import Watcher
-from tests.e2e.browser.picture import POLL_S, TIMEOUT_S, compare, read_picture, wait_for
+from tests.e2e.browser.picture import POLL_S, TIMEOUT_S, USUAL_STATES, compare, read_picture, wait_for
 from tests.support.api import ServedApi, served_api
 from tests.support.recorded import make_small_engine, record_session, send_chats, served_copy
 
@@ -92,7 +92,7 @@ async def test_every_step_that_is_gone_to_shows_the_recorded_blocks(
             await go_to(page, step)
             seen |= await check_picture(page, api, session, mode)
             assert await page.evaluate("() => window.pageglass.view.steps.lastStep") == step
-    assert seen == {"free", "cached", "active", "tail", "shared"}
+    assert seen >= USUAL_STATES
 
 
 async def test_scrubbing_and_stepping_reach_neighbouring_steps(

@@ -13,19 +13,20 @@ from app.realtime.frames import (
     Frame,
     FrameKind,
     Hello,
-    encode_marks,
+    HostCounts,
     encode_message,
-    encode_row,
     make_batch,
     make_delta,
     make_gap,
     make_hello,
+    make_host,
     make_keyframe,
     make_marks,
     make_steps,
     pack_cell,
     parse_ack,
 )
+from app.realtime.step_rows import encode_marks, encode_row
 from engine.records import (
     Admitted,
     Arrived,
@@ -34,45 +35,21 @@ from engine.records import (
     BlockOpKind,
     Finished,
     FreeCause,
+    Loaded,
+    Policies,
     Preempted,
     RecordKind,
     Rejected,
     Reset,
-    StepRecord,
+    Stalled,
     StopReason,
 )
 from engine.views import BlockState, BlockView
 from tests.builders import make_config
+from tests.support.step_records import T_NS, make_record
 from tests.support.wire import make_ack
 
-T_NS = 1_700_000_000_000_000_000
 T_MS = 1.7e12
-
-
-def make_record(**overrides: Any) -> StepRecord:
-    return StepRecord(
-        **{
-            "step": 7,
-            "kind": RecordKind.STEP,
-            "t_ns": T_NS,
-            "schedule_ns": 1_000_000,
-            "forward_ns": 2_000_000,
-            "sample_ns": 500_000,
-            "host_ns": 250_000,
-            "batch": [],
-            "block_ops": [],
-            "events": [],
-            "stop_reason": StopReason.QUEUE_EMPTY,
-            "prefix_pending": [],
-            "token_budget": 16,
-            "num_running": 0,
-            "num_waiting": 0,
-            "num_free": 8,
-            "num_cached": 0,
-            "num_used": 0,
-            **overrides,
-        }
-    )
 
 
 def hex_of(frame: Frame) -> str:
@@ -89,6 +66,7 @@ def hex_of(frame: Frame) -> str:
         (BlockView(BlockState.TAIL, 1, 4095, 41, 255, 0), 0x0FFF_FF_03),
         (BlockView(BlockState.SHARED, 2, 0, 1, 16, 99), 0x0000_02_14),
         (BlockView(BlockState.SHARED, 300, 1, 1, 16, 99), 0x0001_FF_14),
+        (BlockView(BlockState.RESERVED, 1, 3, 41, 0, 0), 0x0003_01_05),
     ],
 )
 def test_cell_holds_state_hash_aux_and_slot(view: BlockView, cell: int) -> None:
@@ -172,31 +150,71 @@ def test_each_mark_has_its_bytes() -> None:
             BlockOp(BlockOpKind.FREE, 6, 1, FreeCause.PREEMPTED),
             BlockOp(BlockOpKind.FREE, 7, 1, FreeCause.FINISHED),
             BlockOp(BlockOpKind.STORE, 8, 1, 2**64 - 1),
+            BlockOp(BlockOpKind.SWAP_OUT, 9, 1, 30),
+            BlockOp(BlockOpKind.SWAP_IN, 10, 1, 31),
         ],
         events=[
             Preempted(9, 3, "newest-first", "recompute", 5, 2, 1, []),
+            Preempted(10, 4, "newest-first", "swap", 1, 2, 1, [], num_tokens_kept=4),
             Finished(8, 2, "stop", 3),
             Finished(7, -1, "abort", 0),
             Rejected("r", 0, 5, "context_length_exceeded"),
             Reset("boom"),
             Admitted(6, 0, 5, 0, resumed=False),
             Arrived(6, "r6", 0, 5, 5, T_NS),
+            Loaded(5, 2, 8, 2, 3, waited=True),
+            Loaded(4, 1, 8, 2, 3, waited=False),
+            Policies("fcfs", "oldest-first", "swap"),
+            Stalled(3, 0, 1, 2),
         ],
     )
     none = 0xFFFFFFFF
     assert list(struct.iter_unpack("<IBBHII", encode_marks(record))) == [
         (7, 1, 0, 1, 4, none),
-        (7, 1, 0, 1, 5, none),
+        (7, 13, 0, 1, 5, none),
         (7, 2, 0, 1, 2, none),
         (7, 3, 0, 0xFFFF, 1, none),
         (7, 4, 0, 1, 6, none),
+        (7, 11, 0, 1, 9, none),
+        (7, 12, 0, 1, 10, none),
         (7, 5, 0, 3, none, 9),
+        (7, 5, 1, 4, none, 10),
         (7, 6, 0, 2, none, 8),
         (7, 7, 0, 0xFFFF, none, 7),
         (7, 8, 0, 0xFFFF, none, none),
         (7, 9, 0, 0xFFFF, none, none),
         (7, 10, 0, 0, none, 6),
+        (7, 14, 1, 2, none, 5),
+        (7, 14, 0, 1, none, 4),
+        (7, 15, 0, 0xFFFF, none, none),
+        (7, 16, 0, 0xFFFF, none, 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "overrides"),
+    [
+        (1, {"events": [Reset("boom")]}),
+        (2, {"events": [Policies("fcfs", "oldest-first", "auto")]}),
+        (4, {"events": [Stalled(3, 0, 1, 2)]}),
+        (8, {"events": [Loaded(5, 2, 8, 2, 3, waited=True)]}),
+        (0, {"events": [Loaded(5, 2, 8, 2, 3, waited=False)]}),
+        (16, {"block_ops": [BlockOp(BlockOpKind.SWAP_OUT, 9, 1, 30)]}),
+        (32, {"block_ops": [BlockOp(BlockOpKind.SWAP_IN, 9, 1, 30)]}),
+        (0, {"events": [Preempted(9, 3, "newest-first", "recompute", 5, 2, 1, [])]}),
+        (2 << 8, {"events": [Preempted(9, 3, "newest-first", "swap", 1, 2, 1, [], 4)] * 2}),
+        (255 << 8, {"events": [Preempted(9, 3, "newest-first", "swap", 1, 2, 1, [], 4)] * 300}),
+    ],
+)
+def test_the_flags_of_a_row_say_what_its_counts_do_not(flags: int, overrides: dict[str, Any]) -> None:
+    assert int.from_bytes(encode_row(make_record(**overrides))[6:8], "little") == flags
+
+
+def test_host_bytes() -> None:
+    assert hex_of(make_host(HostCounts(40, 12, 5, 1), 7, T_MS)) == (
+        "09000100 10000000 07000000 01000000 01000000 00000000 00008056 febc7842 "
+        "28000000 0c000000 05000000 01000000"
+    )
 
 
 def test_marks_bytes_tell_how_many_did_not_fit() -> None:
@@ -223,6 +241,7 @@ def test_hello_tells_the_names_behind_the_numbers() -> None:
     assert body["states"] == ["free", "cached", "active", "tail", "shared", "reserved", "offloaded"]
     assert body["stop_reasons"][4] == "watermark"
     assert body["mark_kinds"]["4"] == "freed_by_preemption"
+    assert body["mark_kinds"]["12"] == "swap_in"
     assert (body["session"], body["status"], body["model"], body["step"]) == ("s", "ready", "m", 7)
 
 

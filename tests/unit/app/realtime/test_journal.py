@@ -1,6 +1,7 @@
 """What the journal gives a client, and at what cost."""
 
 import asyncio
+import struct
 import zlib
 from array import array
 from contextlib import ExitStack
@@ -8,9 +9,17 @@ from contextlib import ExitStack
 import pytest
 
 from app.realtime import frames, journal
-from app.realtime.frames import DEFLATE_OVER_BYTES, Deflater, Frame, encode_message, make_keyframe
+from app.realtime.frames import (
+    DEFLATE_OVER_BYTES,
+    Deflater,
+    Frame,
+    FrameKind,
+    HostCounts,
+    encode_message,
+    make_keyframe,
+)
 from app.realtime.hub import EventHub, Resume
-from app.realtime.journal import Journal
+from app.realtime.journal import Cursor, Journal
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.records import RecordKind, Reset, StepRecord
@@ -200,3 +209,39 @@ def test_marks_of_steps_whose_rows_are_gone_are_told_by_the_gap(monkeypatch: pyt
     assert back.marks_lost == 0
     assert back.marks
     assert all(mark[0] > 20 for mark in back.marks)
+
+
+def test_the_host_tier_is_told_when_it_has_changed_and_only_then() -> None:
+    log: Journal | None = None
+    cursors: dict[str, Cursor] = {}
+    told: list[HostCounts] = []
+    for number, (core, result) in enumerate(
+        random_run(3, 300, num_host_blocks=40, load_steps=3, policy="priority")
+    ):
+        log = log or Journal(core.config)
+        log.fold(result.record)
+        cursors = cursors or {"prompt": log.start(0), "slow": log.start(0)}
+        counts = [host_counts(frame) for frame in log.take(cursors["prompt"]) if frame.kind == FrameKind.HOST]
+        assert len(counts) == (not told or told[-1] != true_counts(core))
+        told += counts
+        assert told[-1] == true_counts(core)
+        if number % 50 == 49:
+            slow = [host_counts(frame) for frame in log.take(cursors["slow"]) if frame.kind == FrameKind.HOST]
+            assert slow in ([], [true_counts(core)])
+    assert len(told) > 20
+    assert max(counts.num_loading for counts in told) > 0
+
+
+def test_without_a_host_tier_there_is_no_frame_of_it() -> None:
+    _, log = make_busy_journal(5)
+    assert FrameKind.HOST not in {frame.kind for frame in log.take(log.start(None))}
+
+
+def host_counts(frame: Frame) -> HostCounts:
+    return HostCounts(*struct.unpack("<4I", frame.payload))
+
+
+def true_counts(core: EngineCore) -> HostCounts:
+    kv = core.scheduler.state.kv
+    num_loading = sum(sequence.load_id != 0 for sequence in core.scheduler.state.running)
+    return HostCounts(kv.host.num_blocks, kv.host.num_used, kv.host.num_pinned, num_loading)

@@ -1,0 +1,42 @@
+"""Bytes of a recording from before there was a host tier: eight steps with a preemption, and their end.
+
+Made by the version before; they must be readable for ever.
+"""
+
+COLUMNS = (
+    "Q3icjZRbSBRRGIDPZdYZtzU3y8t2IZQuZgVmhdHlJYMiqZCiHgKXaeasO7o7s86c9VKQhHQlQjejoJcIWfMSpY8ZGLVEEBT0"
+    "0EMU1WMQ0kPqQ6idGXfXWR3bfjjM+S/znf//z+G/B9+X/HzbeSC3tuYz8CaKEBAAk01TE92+Y7+A3NJYV3dqX2I5nLMnxaZD"
+    "hDFO/ecaPFg93TDVWuftKCmsCfhSdjrx/HBp5MWZ9aVbN68tLFy1iJeMq7p4Yl3u/XdHiovW+LbszV+eihPmz4XmHgEOAIzS"
+    "umlCHEzrXsxDlprdzyB8Wuc4AQHena4DQlYEQiilcxyPUG4OWJjnvdjVXtoeIX2iristRI4bpNmvyHBAJ81RYlC2f9hcOSQF"
+    "NUUifkWVSRsYVqNhf0TXwhHqp1oTUQ3vQFhsS+6FXupXjeQdVNy6YuEfiXJYoXSe32uENAoGTFISYVElUQoSOWkCfToxomEi"
+    "v+zqccwSZWS5I1uWbluWnC1L93CZIx5n4Kuy4T02/Eo7/mvMuQnIagK0NcG9uAlCugnOEGxBkA3i+Vcnux0r5TIq3ZmtUs5W"
+    "aZ6tUk/+qDPflcHflY3vWuKiPM+8tx35ORn83dn4y5a4qTxSfd3C90d0Qlj8wi7HI1pIkdqHVNLKDtseUHSD9oY1mfTrRGIH"
+    "RCl5Mn8R/pBmUM9T03AupElNhj/AsDIePEdUElAkRdTb8YAkqrIii5QYt2NwNoZmYnj68txVBxRVMYIL30tcJ6KhqfEQURto"
+    "0KpOi1J2dqpj3f/7UvIWvxRP6qW86krkQGtE3EkUQ7DCnCnALkxLOayhaffZHAJwcvA8gGzgueYd5WjujJs3OuG1Knhww/iF"
+    "318KzxOAIQYIsoFmChtpPYlyCMqSE9JaGFsDlE07NuY4xBbHbNjFoBBakQgiji2BRwJC0AvdOQUmzM3zsMCFkBVpMWFKGAyb"
+    "grD5NVVkTVScWA+BD2QKi7eVeFwAuezbWDPZNzM2XH9l/G7Xrh7ft20jpH5s9vXon0sfasc7HhcffaBd/lRZv+fQxvu1F6Sr"
+    "FZMB2nKyfL/4o3T1IL3xvfXo6ZFvb85+1P8CbG4nsw=="
+)
+
+STATE = (
+    "U3ic3ZVNaNRAFMcnH7vdfhet1goePCilCBat6EFPepD2Igh6a8gms910s5k0M+kueBAVFYqWTWn1LnVrs22lFS/2UA9FBFkE"
+    "Dx48+HEUpMcerTOT7Jp1S1eQXkwImfd/M/N+eS+8eTCHCbQTc0Sx8PtDP97dudB5srVIEFFNPFWy3KyiOo4xAfX4IjNShmXg"
+    "NNSFwJVEDoE68LlLNUw65tMcOAY15nnOLNuBMGsTA1lYWGICnDC0wFxhpolQxrUVgjLQwseXmZQ2SGgn+BbBmM7EpO1lEEFD"
+    "WdulMUKfsBqGShmmGWpH+PbIJXRiKHX4wWoMCQYLGI670NIgnn1YpGPF0AXfYRomdPxkfGBRSyNDg4ph6TAPVoIQNHBluy4/"
+    "q+YrpH6Yqmoqm/un/N/0PXPYRAS8YMof8Af5zpqqpatSXepAKWkiLaMQNWnCQtGBKkbW6wq3VMN9qhF3W4R7fx13y5fpCHcn"
+    "5xZ34u74C25hV265hvt0I245wt1ex93WuRbhljn39k7c4J/zHavhHmzEHYtwy/Xcr7oi3LG95I7XcJ9pxN2663/SDs9GuFv3"
+    "gnvecS3LsEanBanIPfg2eAQEUZKbxZl4UyI2n0amDh08CTwgeED0gOQB2QPNHoh7YpMnJjwx5olF1hagvtEtg8otVt/FtEqb"
+    "Gt64MrYJhz9p53MXH49sDtxXh7YK6zdH+r9fmx/cXjq3dXT13uqHuzf6vjkgvH7OvOm5lDr8db13begYKb0dOXELDV+d/Fjx"
+    "+6ZKM83Sgjf6BCqwZztyMVuMPMwu8UWswTn6Z7AvbNAZWiJQ26ZLmOXTNSEVy705P4WcnOqw8pS7ry9gNWtzF6ApwmxhuePy"
+    "06RKtPT0rAAOCGUxPyuJ7fStLQSpRzYuFOEEtAgulDBBthJUQVrmfTWv2NDSaTEKi7yGStLVRyFJ8LMgrJPIjZxqEGpIz/jB"
+    "QGscHBHBDwC46mKotwT54Uz/+Zf+Aj21BGg="
+)
+
+PLAIN = (
+    "UJHeABKkc3RlcAGka2luZACkdF9uc88Y7MuDPQlLQ6tzY2hlZHVsZV9uc81RBapmb3J3YXJkX25zzR90qXNhbXBsZV9ucwCn"
+    "aG9zdF9uc80XMqViYXRjaJGVAQAACP+pYmxvY2tfb3BzlJQAAAAAlAABAACUAgAAz3c8Y9pLZe5qlAIBAM9KYYcw7l6XQ6Zl"
+    "dmVudHOSh6R0eXBlp2Fycml2ZWSmc2VxX2lkAapyZXF1ZXN0X2lkonEwrGNob2ljZV9pbmRleACxbnVtX3Byb21wdF90b2tl"
+    "bnMQqm1heF90b2tlbnMIpHRfbnPPGOzLgz0JKo6GpHR5cGWoYWRtaXR0ZWSmc2VxX2lkAaRzbG90AKpudW1fdG9rZW5zELFu"
+    "dW1fY2FjaGVkX3Rva2VucwCncmVzdW1lZMKrc3RvcF9yZWFzb24ArnByZWZpeF9wZW5kaW5nkKx0b2tlbl9idWRnZXQIq251"
+    "bV9ydW5uaW5nAatudW1fd2FpdGluZwCobnVtX2ZyZWUIqm51bV9jYWNoZWQAqG51bV91c2VkAg=="
+)
