@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from app.engine_thread import Abort, EngineThread, Load, StopChoice, Submit, ThreadEvents
+from app.engine_thread import (
+    Abort,
+    AppliedPolicies,
+    EngineThread,
+    Load,
+    SetPolicies,
+    StopChoice,
+    Submit,
+    ThreadEvents,
+)
 from app.errors import RETRY_AFTER_S, UnavailableError
 from app.request_stream import RequestStream, StreamFailure
 from engine.config import EngineConfig
@@ -217,6 +226,17 @@ class EngineHost:
         stream = self._forget(request_id)
         if stream is not None and not stream.is_closed:
             self._thread.send(Abort(request_id))
+
+    async def set_policies(self, changes: dict[str, str]) -> AppliedPolicies:
+        """Have the engine decide by other policies; fields of `Policies` that are not named stay as they are.
+
+        Returns once the record that says so is published. Raises `ConfigError` for names that the engine does
+        not know or that do not go together, and `UnavailableError` if there is no engine.
+        """
+        self.check_available()
+        applied: asyncio.Future[AppliedPolicies] = asyncio.get_running_loop().create_future()
+        self._thread.send(SetPolicies(changes, applied))
+        return await applied
 
     def begin_drain(self) -> None:
         """Take no more requests; open ones go on."""

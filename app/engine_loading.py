@@ -35,6 +35,7 @@ def load_engine(settings: Settings, on_progress: Callable[["LoadProgress"], None
         model_path=resolve_model(settings.model),
         config=settings.make_engine_config(),
         kv_memory_bytes=settings.kv_memory_bytes,
+        swap_memory_bytes=settings.swap_memory,
         cache_dir=models_dir() / CACHE_FOLDER,
         **asdict(settings.run_options),
     )

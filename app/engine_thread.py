@@ -13,12 +13,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from app.errors import InterruptedAnswerError
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError
-from engine.records import StepResult
+from engine.records import Policies, StepResult
 from engine.sequence import EngineRequest
 
 if TYPE_CHECKING:  # these modules import torch, which only `load` may do, in the engine thread
@@ -41,6 +44,8 @@ MAX_CHECKED_BLOCKS = 2**17
 MAX_FAILURES = 3
 FAILURE_WINDOW_S = 60.0
 """So many failed steps within so many seconds end the engine for good."""
+
+_STOPPED = "The engine has stopped."
 
 STEP_FAILED = "The engine failed while computing; the log says why."
 """What clients are told: the exception's own text is for the operator."""
@@ -73,11 +78,30 @@ class StopChoice:
 
 
 @dataclass(frozen=True)
+class SetPolicies:
+    """Decide by other policies: `changes` by field of `Policies`, the others stay as they are.
+
+    `applied` gets those that are then in force, once the record that says so has been handed over.
+    """
+
+    changes: dict[str, str]
+    applied: "asyncio.Future[AppliedPolicies]"
+
+
+@dataclass(frozen=True)
+class AppliedPolicies:
+    """What is in force from step `step` on."""
+
+    policies: Policies
+    step: int
+
+
+@dataclass(frozen=True)
 class _Wake:
     """Ends an idle wait, nothing else."""
 
 
-Command = Submit | Abort | StopChoice | _Wake
+Command = Submit | Abort | StopChoice | SetPolicies | _Wake
 
 
 @dataclass(frozen=True)
@@ -112,6 +136,8 @@ class EngineThread:
         self._drain_is_scheduled = False
         self._stopping = threading.Event()
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._unrecorded: list[tuple[asyncio.Future[AppliedPolicies], Policies]] = []
+        """Changes of policies that are in no record yet."""
         self._checked_s = 0.0
         self._has_changed = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -235,9 +261,9 @@ class EngineThread:
         """Apply all waiting commands; an idle engine waits for one."""
         try:
             if not core.has_work and not self._stopping.is_set():
-                _apply(core, self._commands.get(timeout=IDLE_TURN_S), self._post)
+                self._apply(core, self._commands.get(timeout=IDLE_TURN_S))
             while True:
-                _apply(core, self._commands.get_nowait(), self._post)
+                self._apply(core, self._commands.get_nowait())
         except queue.Empty:
             return
 
@@ -249,59 +275,72 @@ class EngineThread:
                 self._outbox_changed.wait(IDLE_TURN_S)
                 self.heartbeat_s = time.monotonic()
             self._outbox.append((result, error))
-            if self._drain_is_scheduled:
-                return
-            self._drain_is_scheduled = True
-        self._post(self._drain_outbox)
+            is_first, self._drain_is_scheduled = not self._drain_is_scheduled, True
+        if is_first:
+            self._post(self._drain_outbox)
+        # After the record: whoever is told finds it in the state already.
+        told, self._unrecorded = self._unrecorded, []
+        for applied, policies in told:
+            self._post(_settle, applied, AppliedPolicies(policies, result.record.step))
+
+    def _apply(self, core: EngineCore, command: Command) -> None:
+        match command:
+            case Submit(requests, admitted):
+                if self._try(admitted, partial(core.add_requests, requests)):
+                    self._post(_settle, admitted, None)
+            case SetPolicies(changes, applied):
+                if self._try(applied, partial(_change_policies, core, changes)):
+                    self._unrecorded.append((applied, core.policies))
+            case Abort(request_id):
+                core.abort(request_id)
+            case StopChoice(request_id, choice_index):
+                core.stop(request_id, choice_index)
+            case _Wake():
+                pass
+
+    def _try(self, awaited: "asyncio.Future[Any]", action: Callable[[], None]) -> bool:
+        """Do what somebody waits for; a refusal is told. Return whether it was done."""
+        try:
+            action()
+        except EngineError as error:
+            self._post(_fail, awaited, error)
+            return False
+        except Exception:
+            self._post(_fail, awaited, InterruptedAnswerError(STEP_FAILED, code="engine_error"))
+            raise
+        return True
 
     def _end_commands(self, core: EngineCore | None) -> None:
-        """Answer submissions that came too late; put on record what ends with the engine."""
+        """Answer commands that came too late; put on record what ends with the engine."""
         try:
             while True:
-                command = self._commands.get_nowait()
-                if isinstance(command, Submit):
-                    self._post(_settle, command.admitted, EngineDeadError("The engine has stopped."))
-                elif isinstance(command, Abort) and core is not None:
-                    core.abort(command.request_id)
+                match self._commands.get_nowait():
+                    case Submit(_, awaited) | SetPolicies(_, awaited):
+                        self._post(_fail, awaited, EngineDeadError(_STOPPED))
+                    case Abort(request_id) if core is not None:
+                        core.abort(request_id)
         except queue.Empty:
             result = core.flush() if core is not None and not core.has_work else None
         if result is not None:
             self._emit(result)
+        if core is None:
+            for awaited, _ in self._unrecorded:
+                self._post(_fail, awaited, EngineDeadError(_STOPPED))
+            self._unrecorded.clear()
 
 
-def _apply(core: EngineCore, command: Command, post: Callable[..., None]) -> None:
-    match command:
-        case Submit(requests, admitted):
-            try:
-                refusal = _admit(core, requests)
-            except Exception:
-                post(_settle, admitted, InterruptedAnswerError(STEP_FAILED, code="engine_error"))
-                raise
-            post(_settle, admitted, refusal)
-        case Abort(request_id):
-            core.abort(request_id)
-        case StopChoice(request_id, choice_index):
-            core.stop(request_id, choice_index)
-        case _Wake():
-            pass
+def _change_policies(core: EngineCore, changes: dict[str, str]) -> None:
+    core.set_policies(msgspec.structs.replace(core.policies, **changes))
 
 
-def _admit(core: EngineCore, requests: list[EngineRequest]) -> EngineError | None:
-    """Queue all of them, or none; return why not."""
-    try:
-        core.add_requests(requests)
-    except EngineError as error:
-        return error
-    return None
+def _settle(awaited: "asyncio.Future[Any]", value: object) -> None:
+    if not awaited.done():  # else the client has left
+        awaited.set_result(value)
 
 
-def _settle(admitted: asyncio.Future[None], error: EngineError | None) -> None:
-    if admitted.done():  # the client left meanwhile
-        return
-    if error is None:
-        admitted.set_result(None)
-    else:
-        admitted.set_exception(error)
+def _fail(awaited: "asyncio.Future[Any]", error: EngineError) -> None:
+    if not awaited.done():
+        awaited.set_exception(error)
 
 
 def _describe(error: Exception) -> str:

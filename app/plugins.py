@@ -28,15 +28,19 @@ from app.services.chat_store import ChatStore
 from app.services.chat_trace import ChatTraces
 from app.services.chats import ChatService
 from app.services.generation import GenerationService
+from app.services.key_limits import KeyLimits
 from app.services.loads import LoadService
+from app.services.priorities import Priorities
 from app.services.requests import RequestReader
 from app.services.session_edits import SessionEditor
 from app.services.sessions import SessionReader
 from app.settings import Settings
 from app.version import package_version
 from app.web.chat_pages import ChatController, ChatDesk
+from app.web.decision_pages import DecisionPagesController
 from app.web.deps import Services
 from app.web.engine_api import EngineApiController
+from app.web.engine_policy import EnginePolicyController
 from app.web.health import HealthController
 from app.web.load_pages import LoadPagesController
 from app.web.markdown import MarkdownRenderer
@@ -84,10 +88,12 @@ class ApplicationPlugin(InitPlugin):
             HostEvents(self.hub.publish, self._open_hub, self._tell_status, requests.interrupt),
         )
         sessions = SessionReader(self.database)
-        generations = GenerationService(self.host, requests)
+        limits = KeyLimits(settings.max_concurrency_per_key)
+        generations = GenerationService(self.host, requests, limits)
+        priorities = Priorities(settings.priority_class)
         self._frame = frame = PageFrame(settings, self.host, self.writer, self.recorder)
-        self.chats = self._make_chats(generations)
-        self.loads = LoadService(self.host, generations)
+        self.chats = self._make_chats(generations, priorities)
+        self.loads = LoadService(self.host, generations, priorities)
         self._services = Services(
             settings=settings,
             host=self.host,
@@ -98,17 +104,18 @@ class ApplicationPlugin(InitPlugin):
             recorder=self.recorder,
             frame=frame,
             loads=self.loads,
+            priorities=priorities,
             chat_desk=ChatDesk(self.chats, MarkdownRenderer(), frame),
             sessions=sessions,
             requests=RequestReader(self.database, sessions, self.host, self.hub.session_id, requests),
             session_edits=SessionEditor(sessions, self.database, self.writer, self.hub.session_id),
         )
 
-    def _make_chats(self, generations: GenerationService) -> ChatService:
+    def _make_chats(self, generations: GenerationService, priorities: Priorities) -> ChatService:
         traces = ChatTraces()
         self.recorder.add_part(traces)
         return ChatService(
-            Engine(self.host, generations, traces),
+            Engine(self.host, generations, traces, priorities),
             ChatStore(self.database, self.writer),
             self.hub.session_id,
             is_text_kept=lambda: self.recorder.text.is_on,
@@ -121,6 +128,7 @@ class ApplicationPlugin(InitPlugin):
                 OpenAIController,
                 HealthController,
                 EngineApiController,
+                EnginePolicyController,
                 PagesController,
                 RecordingController,
                 LoadPagesController,
@@ -130,6 +138,7 @@ class ApplicationPlugin(InitPlugin):
                 MetricsApiController,
                 RequestPagesController,
                 SessionPagesController,
+                DecisionPagesController,
                 engine_socket,
                 make_static_router(),
             ]

@@ -9,6 +9,7 @@ import click
 from app.commands.progress import ProgressLine
 from app.load.client import LoadClient, ServerInfo
 from app.load.files import LoadError
+from app.load.priorities import PriorityMix, assign_priorities, parse_mix
 from app.load.prompts import read_prompts
 from app.load.runner import LoadRun, report_progress
 from app.load.sources import SHIPPED_PROMPTS, SHIPPED_TRACES, Conversations, WorkloadOptions, make_workload
@@ -51,6 +52,7 @@ class LoadSettings:
     max_tokens: int
     concurrency: int
     seed: int
+    priority: str
     api_key: str | None
     model: str | None
     ignore_eos: bool
@@ -101,6 +103,12 @@ class LoadSettings:
     show_default=True,
     help="Seed of the synthetic tokens.",
 )
+@click.option(
+    "--priority",
+    metavar="MIX",
+    default="",
+    help="Shares of the server's priority classes, such as premium=0.2,bulk=0.3; the rest has none.",
+)
 @click.option("--api-key", help="Key for a server that asks for one.")
 @click.option("--model", help="Name of the model.  [default: the first one of the server]")
 @click.option(
@@ -118,6 +126,7 @@ def load(**options: object) -> None:
     settings = LoadSettings(**options)  # type: ignore[arg-type]  # click has checked the types
     if (settings.trace is None) == (settings.prompts is None):
         raise click.UsageError("Give exactly one of --trace and --prompts.")
+    parse_mix(settings.priority)  # before anything is read or sent
     stats = asyncio.run(_run(settings, _read_input(settings)))
     for line in summary_lines(stats):
         click.echo(line)
@@ -154,6 +163,7 @@ def _find_file(option: str, name: str) -> Path:
 async def _run(settings: LoadSettings, source: Trace | Conversations) -> LoadStats:
     async with LoadClient(settings.url, concurrency=settings.concurrency, api_key=settings.api_key) as client:
         info = await client.server_info(settings.model)
+        await _check_classes(client, parse_mix(settings.priority))
         workload = _make_workload(settings, source, info)
         run = LoadRun(workload, client.send, concurrency=settings.concurrency)
         click.echo(start_text(workload, f"{client.url}, model {info.model}"), err=True)
@@ -168,6 +178,14 @@ async def _run(settings: LoadSettings, source: Trace | Conversations) -> LoadSta
             line.close()
 
 
+async def _check_classes(client: LoadClient, mix: PriorityMix) -> None:
+    """Refuse a class that the server does not know: all its requests would be refused."""
+    known = await client.priority_classes() if mix else None
+    for name, _ in mix:
+        if known is not None and name not in known:
+            raise LoadError(f"--priority: the server has no class {name} (it has: {', '.join(known)}).")
+
+
 def _make_workload(settings: LoadSettings, source: Trace | Conversations, info: ServerInfo) -> Workload:
     options = WorkloadOptions(
         model=info.model,
@@ -179,4 +197,4 @@ def _make_workload(settings: LoadSettings, source: Trace | Conversations, info: 
         seed=settings.seed,
         ignore_eos=settings.ignore_eos,
     )
-    return make_workload(source, options)
+    return assign_priorities(make_workload(source, options), parse_mix(settings.priority))

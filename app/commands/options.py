@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from app.settings import SETTINGS, Setting
+from app.setting_values import Setting
+from app.settings import SETTINGS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -48,17 +48,23 @@ def check_model(settings: Settings, files: ModelFiles) -> None:
         model_max_len=files.config.max_position,
         kv_bytes_per_block=block_bytes,
         kv_memory_bytes=settings.kv_memory_bytes,
+        swap_memory_bytes=settings.swap_memory,
     )
-    if not may_use_gpu:
-        _check_memory(config.num_blocks * block_bytes)
+    pool_bytes = 0 if may_use_gpu else config.num_blocks * block_bytes
+    _check_memory(pool_bytes, config.num_host_blocks * block_bytes)
 
 
-def _check_memory(pool_bytes: int) -> None:
+def _check_memory(pool_bytes: int, host_bytes: int) -> None:
     available = total_memory_bytes()
     if pool_bytes > available:
         raise ConfigError(
             f"a KV pool of {pool_bytes:,} bytes does not fit into {available:,} bytes of memory; "
             "use a smaller --kv-memory or --num-blocks."
+        )
+    if pool_bytes + host_bytes > available:
+        raise ConfigError(
+            f"{host_bytes:,} bytes for swapped blocks do not fit into {available:,} bytes of memory beside a "
+            f"KV pool of {pool_bytes:,}; use a smaller --swap-memory."
         )
 
 

@@ -6,7 +6,7 @@ read through `app.db.database.Database.read`.
 
 from typing import Final
 
-from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, MetaData, Text
+from sqlalchemy import BigInteger, ForeignKey, Index, LargeBinary, MetaData, Text, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING = {
@@ -92,7 +92,7 @@ class RequestRow(Base):
     `status`: waiting (no choice has a slot), running, finished, aborted, failed, rejected, interrupted (the
     server ended).
     Steps and times are those of the first choice that got there, `ended_*` those of the last.
-    `params` is JSON.
+    `params` is JSON. `priority`: lower is more urgent.
     """
 
     __tablename__ = "requests"
@@ -120,6 +120,7 @@ class RequestRow(Base):
     finish_reason: Mapped[str | None]
     error_code: Mapped[str | None]
     params: Mapped[str]
+    priority: Mapped[int] = mapped_column(default=0, server_default=text("0"))
 
     __table_args__ = (
         Index(None, "arrived_ns", "id"),

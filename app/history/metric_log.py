@@ -123,7 +123,7 @@ class MetricLog:
                 self._arrived_ns[event.seq_id] = event.t_ns
             case Admitted() if not event.resumed:
                 sums.num_lookup_tokens += event.num_tokens
-                sums.num_hit_tokens += event.num_cached_tokens
+                sums.num_hit_tokens += event.num_cached_tokens + event.num_host_tokens
             case Preempted():
                 sums.num_preemptions += 1
 

@@ -42,6 +42,7 @@ class RequestInfo:
     messages: list[dict[str, str]] | None
     prompts: list[str | list[int]] | None
     may_keep_text: MayKeepText = always
+    priority: int = 0
 
     def without_texts(self) -> "RequestInfo":
         """Return what is left once no text of it may be kept."""

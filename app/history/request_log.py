@@ -225,6 +225,8 @@ class RequestLog:
             "slot": event.slot,
             "num_tokens": event.num_tokens,
             "num_cached_tokens": event.num_cached_tokens,
+            "num_host_tokens": event.num_host_tokens,
+            "miss": msgspec.to_builtins(event.miss),
         }
         self._note_event(choice, record.step, record.t_ns, "resumed" if event.resumed else "admitted", detail)
 
@@ -241,6 +243,9 @@ class RequestLog:
             "num_tokens_lost": event.num_tokens_lost,
             "num_blocks_freed": event.num_blocks_freed,
             "beneficiary": beneficiary.request.request_id if beneficiary else None,
+            "num_tokens_kept": event.num_tokens_kept,
+            "recompute_ns": event.recompute_ns,
+            "swap_ns": event.swap_ns,
         }
         self._note_event(choice, record.step, record.t_ns, "preempted", detail)
 
@@ -354,6 +359,7 @@ class RequestLog:
             "num_choices": request.num_choices,
             "max_tokens": request.max_tokens,
             "num_prompt_tokens": request.num_prompt_tokens,
+            "priority": request.priority,
             "params": self._encode_params(info) if info else "{}",
             **request.to_values(None),
         }

@@ -40,6 +40,7 @@ class OpenRequest:
         self.ending: str | None = None
         """Its status for good, None while it is open."""
         self.num_choices = info.num_choices * info.num_prompts if info else 0
+        self.priority = info.priority if info else 0
         self.max_tokens = 0
         self.num_prompt_tokens = 0
         self.admitted_ns: int | None = None
@@ -70,6 +71,7 @@ class OpenRequest:
         if self.info is None:
             self.num_choices += 1
         self.max_tokens = max(self.max_tokens, event.max_tokens)
+        self.priority = event.priority
         if self._counts(choice.choice_index):
             self.num_prompt_tokens += event.num_prompt_tokens
 
@@ -78,10 +80,11 @@ class OpenRequest:
         self._in_slots.add(choice.seq_id)
         if self.admitted_ns is None:
             self.admitted_ns, self.admitted_step = record.t_ns, record.step
+        num_found = event.num_cached_tokens + event.num_host_tokens
         if event.resumed:
-            self.num_recomputed_tokens += event.num_tokens - event.num_cached_tokens
+            self.num_recomputed_tokens += event.num_tokens - num_found
         elif self._counts(choice.choice_index):
-            self.num_cached_tokens += event.num_cached_tokens
+            self.num_cached_tokens += num_found
 
     def preempt(self, choice: OpenChoice) -> None:
         """A choice has lost its slot and waits again."""

@@ -21,7 +21,8 @@ from app.history.record_codec import encode_columns, encode_plain, encode_state,
 from app.history.recorder import TextSwitch
 from engine.config import EngineConfig
 from engine.records import StepRecord
-from engine.snapshot import EngineSnapshot, SnapshotState
+from engine.snapshot import EngineSnapshot
+from engine.snapshot_data import SnapshotState
 
 logger = logging.getLogger(__name__)
 

@@ -93,6 +93,14 @@ class LoadClient:
         except (ValueError, KeyError, TypeError) as error:
             raise LoadError(f"{self.url}/v1/models does not answer in the OpenAI format.") from error
 
+    async def priority_classes(self) -> list[str] | None:
+        """Return the names that priorities may have; None if the server, of another kind, does not say."""
+        try:
+            response = await self._http.get("/api/engine/policy")
+            return list(response.json()["priority_classes"]) if response.status_code == _HTTP_OK else None
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
     async def send(self, path: str, body: Body, on_piece: Callable[[], None]) -> Outcome:
         """Send one request, read its stream to the end and return how it went; failures do not raise.
 

@@ -85,7 +85,7 @@ class LoadRun:
             raise
         finally:
             stats.num_running -= 1
-        stats.add(outcome)
+        stats.add(outcome, job.priority)
         return outcome
 
     def _count_piece(self) -> None:

@@ -12,6 +12,22 @@ from app.load.workload import Workload
 _LABEL_WIDTH = 22
 
 
+NO_CLASS = "no class"
+
+
+@dataclass
+class ClassStats:
+    """The requests of one priority class."""
+
+    num_finished: int = 0
+    ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
+
+    @property
+    def mean_ttft_s(self) -> float | None:
+        """Mean time to the first token, None before there is one."""
+        return sum(self.ttft_s) / len(self.ttft_s) if self.ttft_s else None
+
+
 @dataclass
 class LoadStats:
     """Counts and times of one run; a request is in exactly one of the counts."""
@@ -27,6 +43,8 @@ class LoadStats:
     elapsed_s: float = 0.0
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
+    by_class: dict[str, ClassStats] = field(default_factory=dict)
+    """By name of the priority class, `NO_CLASS` for the others; empty where the load has no classes."""
 
     @property
     def num_failed(self) -> int:
@@ -39,8 +57,8 @@ class LoadStats:
         ended = self.num_finished + self.num_failed + self.num_skipped + self.num_cut_off
         return self.num_planned - ended - self.num_running
 
-    def add(self, outcome: Outcome) -> None:
-        """Count a request that has ended."""
+    def add(self, outcome: Outcome, priority: str | None = None) -> None:
+        """Count a request that has ended; `priority` as in `Job`."""
         if outcome.is_over_context:
             self.num_skipped += 1
         elif outcome.error is not None:
@@ -51,6 +69,11 @@ class LoadStats:
         if outcome.ttft_s is not None:
             self.ttft_s.append(outcome.ttft_s)
         self.gaps_s.extend(outcome.gaps_s)
+        if priority is not None:
+            of_class = self.by_class.setdefault(priority or NO_CLASS, ClassStats())
+            of_class.num_finished += outcome.error is None
+            if outcome.ttft_s is not None:
+                of_class.ttft_s.append(outcome.ttft_s)
 
 
 def start_text(workload: Workload, server: str) -> str:
@@ -99,7 +122,14 @@ def summary_lines(stats: LoadStats) -> list[str]:
         ("between tokens", _percentiles_text(stats.gaps_s)),
         ("output", f"{stats.num_output_tokens} tokens in {stats.elapsed_s:.1f} s, {rate:.1f} tok/s"),
     ]
+    rows += [(name, _class_text(of_class)) for name, of_class in sorted(stats.by_class.items())]
     return [f"{label:{_LABEL_WIDTH}}{value}" for label, value in rows]
+
+
+def _class_text(of_class: ClassStats) -> str:
+    mean, p99 = of_class.mean_ttft_s, percentile(of_class.ttft_s, 99)
+    times = "-" if mean is None or p99 is None else f"mean {mean * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms"
+    return f"{of_class.num_finished} finished, first token {times}"
 
 
 def _percentiles_text(values_s: Iterable[float]) -> str:

@@ -19,6 +19,8 @@ class Job:
     num_requests: int
     make_body: Callable[[Sequence[str]], Body]
     """From the answers so far to the body of the next request."""
+    priority: str | None = None
+    """Its class, empty for none; None where the load has no classes."""
 
 
 @dataclass(frozen=True)

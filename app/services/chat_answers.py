@@ -15,6 +15,7 @@ from app.history.request_info import KIND_CHAT
 from app.services.chat_trace import ChatTraces, Progress
 from app.services.chat_types import CONTEXT_CODE, AnswerStats, Conversation, Message, MessageStatus
 from app.services.generation import CLIENT_GONE, Generation, GenerationService, GenerationSpec
+from app.services.priorities import Priorities
 from engine.errors import ContextLengthError
 from engine.sequence import FinishReason
 
@@ -33,6 +34,7 @@ class Engine:
     host: EngineHost
     generations: GenerationService
     traces: ChatTraces
+    priorities: Priorities
 
 
 class Answer:
@@ -57,6 +59,7 @@ class Answer:
         self._engine = engine
         self._conversation = conversation
         self._params = conversation.params.to_sampling_params()
+        self._priority = conversation.params.priority
         self._save = save
         self._is_stored = is_stored
         self._saved_at = time.monotonic()
@@ -126,6 +129,7 @@ class Answer:
             kind=KIND_CHAT,
             conversation_id=self._conversation.id,
             may_keep_text=self._is_stored,
+            priority=self._engine.priorities.find(self._priority),
         )
         async with self._engine.host.preparing():
             generation = self._generation = await self._engine.generations.start(spec)

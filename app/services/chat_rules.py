@@ -15,6 +15,7 @@ from app.services.chat_types import (
     Turn,
     check_text,
 )
+from app.services.priorities import Priorities
 from engine.errors import RequestError
 
 ROOM_SHARE: Final = 8
@@ -38,12 +39,13 @@ class ChatInput:
     params: ChatParams | None = None
 
 
-def adopt(conversation: Conversation, asked: ChatInput) -> None:
+def adopt(conversation: Conversation, asked: ChatInput, priorities: Priorities) -> None:
     """Take settings over, checked before anything changes."""
     if asked.system_prompt is not None:
         check_text(asked.system_prompt, "system_prompt", MAX_TEXT_CHARS)
     if asked.params is not None:
         asked.params.to_sampling_params().validate()
+        priorities.find(asked.params.priority)
         conversation.params = asked.params
     if asked.system_prompt is not None:
         conversation.system_prompt = asked.system_prompt

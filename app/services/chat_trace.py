@@ -82,7 +82,7 @@ class RequestTrace:
                 self.slot = event.slot
                 self.num_computed_tokens = event.num_cached_tokens
                 if not event.resumed:
-                    self.num_cached_tokens = event.num_cached_tokens
+                    self.num_cached_tokens = event.num_cached_tokens + event.num_host_tokens
                     self.first_step, self._admitted_ns = record.step, record.t_ns
             case Preempted():
                 self.slot = -1

@@ -40,7 +40,8 @@ class Role(StrEnum):
 class ChatParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling settings of a conversation; encoding leaves out what is not changed.
 
-    `top_k` 0 is off, `seed` None a new one for each answer, `max_tokens` the longest answer.
+    `top_k` 0 is off, `seed` None a new one for each answer, `max_tokens` the longest answer. `priority` is a
+    number, lower is more urgent, the name of a class, or None for the usual one.
     """
 
     temperature: float = 0.7
@@ -49,6 +50,7 @@ class ChatParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int = 512
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    priority: int | str | None = None
 
     def to_sampling_params(self) -> SamplingParams:
         """Return them as the engine takes them."""

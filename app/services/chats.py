@@ -166,7 +166,7 @@ class ChatService:
         conversation, turn, _ = await self.find(conversation_id, message_id)
         check_can_answer(conversation, turn)
         if asked is not None:
-            adopt(conversation, asked)
+            adopt(conversation, asked, self._engine.priorities)
         self._begin_answer(conversation, turn)
         return conversation
 
@@ -245,7 +245,7 @@ class ChatService:
         check_text(asked.text, "text", MAX_TEXT_CHARS)
         if not asked.text.strip():
             raise RequestError("text is empty; write a message.", param="text", code="invalid_value")
-        adopt(conversation, asked)
+        adopt(conversation, asked, self._engine.priorities)
         question = Message(
             id=uuid4().hex,
             position=2 * len(conversation.turns),

@@ -20,6 +20,7 @@ from app.history.request_info import (
     always,
 )
 from app.request_stream import RequestStream, StreamFailure
+from app.services.key_limits import KeyLimits, Place
 from app.services.stop_strings import StopMatcher
 from app.services.workers import DeadlineError, Workers, WorkersLostError
 from engine.errors import RequestError
@@ -52,7 +53,8 @@ class GenerationSpec:
 
     Either `messages` (a chat, one prompt) or `prompts` (texts or token ids) is given. Every prompt gets
     `num_choices` answers; answer j of prompt i has choice index i * num_choices + j. `kind` (one of
-    `request_info.KINDS`), `conversation_id` and `may_keep_text` are for the history alone.
+    `request_info.KINDS`), `conversation_id` and `may_keep_text` are for the history alone. `priority`: lower
+    is more urgent. `client`: whose limit of open requests this one counts against, None where there is none.
     """
 
     request_id: str
@@ -63,6 +65,8 @@ class GenerationSpec:
     kind: str = KIND_API
     conversation_id: str | None = None
     may_keep_text: MayKeepText = always
+    priority: int = 0
+    client: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,15 @@ class Generation:
     def __init__(
         self,
         host: EngineHost,
-        tell_output: Callable[[RequestOutput], None],
+        on_close: Callable[[RequestOutput], None],
         stream: RequestStream,
         choices: list[_Choice],
         prompt_lengths: list[int],
     ) -> None:
-        """Made by `GenerationService.start`; `tell_output` is called once, when it is closed."""
+        """Made by `GenerationService.start`; `on_close` is called once, when it is closed."""
         self.request_id = stream.request_id
         self._host = host
-        self._tell_output = tell_output
+        self._on_close = on_close
         self._is_closed = False
         self._stream = stream
         self._choices = choices
@@ -174,7 +178,7 @@ class Generation:
         self._stream.fail(StreamFailure(CLIENT_GONE, "The client has left."))
         if not self._is_closed:
             self._is_closed = True
-            self._tell_output(self._describe_output())
+            self._on_close(self._describe_output())
 
     def make_usage(self) -> Usage:
         """Return the token counts so far."""
@@ -213,10 +217,13 @@ class GenerationService:
     model's files, and one that never ends must not take completions with it.
     """
 
-    def __init__(self, host: EngineHost, sink: RequestSink | None = None) -> None:
+    def __init__(
+        self, host: EngineHost, sink: RequestSink | None = None, limits: KeyLimits | None = None
+    ) -> None:
         """Serve from `host`; `sink` is told of every request that reaches the engine."""
         self._host = host
         self._sink = sink or NoRequestSink()
+        self._limits = limits or KeyLimits(0)
         self._text_workers = Workers(
             "pageglass-text", num_workers=NUM_TEXT_WORKERS, max_waiting=MAX_WAITING_CALLS
         )
@@ -249,6 +256,14 @@ class GenerationService:
         Raises `RequestError` naming the field at fault, `QueueFullError`, `UnavailableError`.
         """
         self._host.check_available()
+        place = self._limits.take(spec.client)
+        try:
+            return await self._start(spec, place)
+        except BaseException:  # the client's leaving included
+            place.give_back()
+            raise
+
+    async def _start(self, spec: GenerationSpec, place: Place) -> Generation:
         tokenizer = self._host.tokenizer
         assert tokenizer is not None, "an available engine has a tokenizer"  # noqa: S101
         spec.sampling_params.validate(tokenizer.vocab_size)
@@ -262,6 +277,7 @@ class GenerationService:
                 prompt_token_ids=prompt,
                 sampling_params=sampling_params,
                 choice_index=index * spec.num_choices + choice,
+                priority=spec.priority,
             )
             for index, prompt in enumerate(prompts)
             for choice in range(spec.num_choices)
@@ -270,14 +286,18 @@ class GenerationService:
         self._sink.describe(info)
         try:
             stream = await self._host.submit(requests)
-        except BaseException as error:  # the client's leaving included: nobody would withdraw it later
+        except BaseException as error:  # as above: nobody would withdraw it later
             self._sink.withdraw(spec.request_id)
             if isinstance(error, RequestError) and spec.messages is not None and error.param == "prompt":
                 error.param = "messages"
             raise
+
+        def on_close(output: RequestOutput) -> None:
+            place.give_back()
+            self._sink.add_output(info, output)
+
         choices = [_Choice(tokenizer.make_detokenizer(), sampling_params.stop) for _ in requests]
-        tell_output = partial(self._sink.add_output, info)
-        return Generation(self._host, tell_output, stream, choices, [len(prompt) for prompt in prompts])
+        return Generation(self._host, on_close, stream, choices, [len(prompt) for prompt in prompts])
 
     async def _tokenise(self, tokenizer: "Tokenizer", spec: GenerationSpec) -> list[list[int]]:
         """Return the ids of all prompts; texts that can never fit are refused before any work on them."""
@@ -331,6 +351,7 @@ def _describe_request(spec: GenerationSpec, sampling_params: SamplingParams, num
         messages=spec.messages,
         prompts=spec.prompts,
         may_keep_text=spec.may_keep_text,
+        priority=spec.priority,
     )
 
 

@@ -19,6 +19,7 @@ from app.history.request_info import KIND_LOAD
 from app.load.client import Outcome
 from app.load.files import LoadError
 from app.load.histogram import Histogram
+from app.load.priorities import PriorityMix, assign_priorities
 from app.load.prompts import read_prompts
 from app.load.runner import LoadRun, report_progress
 from app.load.sources import (
@@ -31,11 +32,12 @@ from app.load.sources import (
     read_file,
     repeat,
 )
-from app.load.stats import LoadStats
+from app.load.stats import LoadStats, percentile
 from app.load.traces import read_trace
 from app.load.workload import Body, Workload
 from app.resources import data_file
 from app.services.generation import Generation, GenerationService, GenerationSpec
+from app.services.priorities import Priorities
 from engine.errors import ContextLengthError, EngineError
 from engine.sampling_params import SamplingParams
 
@@ -64,6 +66,7 @@ class LoadPlan:
 
     `speed`, `scale`, `max_tokens`, `seed` and `ignore_eos` are as in `WorkloadOptions`; of a file at most
     `max_rows` rows are sent, each `num_copies` times, and no more than `concurrency` requests at once.
+    `priorities` are shares of priority classes.
     `typed` is the form that it came from, to be shown again.
     """
 
@@ -77,6 +80,7 @@ class LoadPlan:
     concurrency: int = 64
     seed: int = 0
     ignore_eos: bool = True
+    priorities: PriorityMix = ()
     typed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,6 +89,15 @@ class Spread(msgspec.Struct, frozen=True):
 
     p50_s: float | None
     p95_s: float | None
+
+
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """How it goes for one priority class; times to the first token, None before there is one."""
+
+    name: str
+    num_finished: int
+    mean_s: float | None
+    p99_s: float | None
 
 
 class LoadView(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +125,7 @@ class LoadView(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Spread
     between: Spread
     errors: list[tuple[str, int]]
+    classes: list[ClassView]
 
     @property
     def is_active(self) -> bool:
@@ -151,10 +165,11 @@ class _Run:
 class LoadService:
     """Lives on the event loop. The last run's figures stay until the next one."""
 
-    def __init__(self, host: EngineHost, generations: GenerationService) -> None:
+    def __init__(self, host: EngineHost, generations: GenerationService, priorities: Priorities) -> None:
         """Send to the engine of `host` through `generations`, as clients of the API do, without HTTP."""
         self._host = host
         self._generations = generations
+        self._priorities = priorities
         self._run: _Run | None = None
         self._is_starting = False
         host.add_status_listener(self._on_status)
@@ -163,6 +178,11 @@ class LoadService:
     def last_plan(self) -> LoadPlan | None:
         """What the last run sends or sent."""
         return None if self._run is None else self._run.plan
+
+    @property
+    def priority_classes(self) -> tuple[str, ...]:
+        """Names that priorities may have."""
+        return self._priorities.names
 
     @property
     def is_active(self) -> bool:
@@ -229,6 +249,7 @@ class LoadService:
             ttft=_spread(run.times.ttft),
             between=_spread(run.times.between),
             errors=stats.errors.most_common(MAX_SHOWN_ERRORS),
+            classes=_describe_classes(stats),
         )
 
     def _on_status(self) -> None:
@@ -262,6 +283,7 @@ class LoadService:
             ignore_eos=plan.ignore_eos,
         )
         workload = repeat(make_workload(_read(plan), options), plan.num_copies)
+        workload = assign_priorities(workload, plan.priorities)
         if not workload.jobs:
             raise LoadError(
                 f"None of the {workload.num_skipped:,} requests fits into the context of "
@@ -274,7 +296,7 @@ class LoadService:
         outcome = Outcome()
         try:
             async with self._host.preparing():
-                generation = await self._generations.start(_make_spec(body))
+                generation = await self._generations.start(self._make_spec(body))
             try:
                 await _follow(generation, outcome, times, on_token)
             finally:
@@ -286,6 +308,35 @@ class LoadService:
             if isinstance(error, UnavailableError):
                 self.stop(str(error))
         return outcome
+
+    def _make_spec(self, body: Body) -> GenerationSpec:
+        fields: dict[str, Any] = {
+            "messages": body.get("messages"),
+            "prompts": [body["prompt"]] if "prompt" in body else None,
+        }
+        return GenerationSpec(
+            request_id=f"load-{uuid4().hex}",
+            sampling_params=SamplingParams(
+                max_tokens=body["max_tokens"],
+                temperature=body["temperature"],
+                ignore_eos=body.get("ignore_eos", False),
+            ),
+            kind=KIND_LOAD,
+            priority=self._priorities.find(body.get("priority")),
+            **fields,
+        )
+
+
+def _describe_classes(stats: LoadStats) -> list[ClassView]:
+    return [
+        ClassView(
+            name=name,
+            num_finished=of_class.num_finished,
+            mean_s=of_class.mean_ttft_s,
+            p99_s=percentile(of_class.ttft_s, 99),
+        )
+        for name, of_class in sorted(stats.by_class.items())
+    ]
 
 
 def _spread(times: Histogram) -> Spread:
@@ -310,23 +361,6 @@ async def _follow(generation: Generation, outcome: Outcome, times: _Times, on_to
         for _ in range(num_tokens - num_known):
             on_token()
     outcome.text = "".join(pieces)
-
-
-def _make_spec(body: Body) -> GenerationSpec:
-    fields: dict[str, Any] = {
-        "messages": body.get("messages"),
-        "prompts": [body["prompt"]] if "prompt" in body else None,
-    }
-    return GenerationSpec(
-        request_id=f"load-{uuid4().hex}",
-        sampling_params=SamplingParams(
-            max_tokens=body["max_tokens"],
-            temperature=body["temperature"],
-            ignore_eos=body.get("ignore_eos", False),
-        ),
-        kind=KIND_LOAD,
-        **fields,
-    )
 
 
 def _read(plan: LoadPlan) -> Source:

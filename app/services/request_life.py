@@ -6,7 +6,8 @@ import msgspec
 
 from app.services.request_rows import RequestEvent
 from engine.records import Arrived, BatchEntry, BlockOpKind, Preempted, StepRecord, StopReason
-from engine.snapshot import EngineSnapshot
+from engine.snapshot import PRIORITY_POLICY, EngineSnapshot
+from engine.views import SequenceView
 
 _NEXT_PHASE = {
     "arrived": "queued",
@@ -195,14 +196,20 @@ class LifeReader:
         view = self._snapshot.sequences.get(life.seq_id)
         if view is None or view.slot >= 0:
             return
-        is_pending = life.seq_id in record.prefix_pending
-        reason = StopReason.PREFIX_PENDING if is_pending else StopReason(record.stop_reason)
-        name = reason.name.lower()
+        name = self._find_reason(view, record)
         wait = life.waits[-1] if life.waits else None
         if wait is None or wait.reason != name or wait.last_step != record.step - 1:
             life.waits.append(Wait(reason=name, first_step=record.step, last_step=record.step))
         else:
             wait.last_step = record.step
+
+    def _find_reason(self, view: SequenceView, record: StepRecord) -> str:
+        if self._snapshot.policies.policy == PRIORITY_POLICY:
+            reasons = {other.seq_id: other.reason for other in self._snapshot.waiting}
+            return reasons[view.seq_id] or ""
+        is_pending = view.seq_id in record.prefix_pending
+        reason = StopReason.PREFIX_PENDING if is_pending else StopReason(record.stop_reason)
+        return reason.name.lower()
 
     def _take_entry(
         self, number: int, entry: BatchEntry, record: StepRecord, end_ns: int, num_batch_tokens: int

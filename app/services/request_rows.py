@@ -56,6 +56,7 @@ class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     error_code: str | None
     params: dict[str, Any]
+    priority: int
 
     @property
     def is_open(self) -> bool:

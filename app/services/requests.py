@@ -182,7 +182,9 @@ class RequestReader:
             phases=make_phases(events, facts.ended_step, facts.ended_ns),
             life=life,
             num_prefill_tokens=sum(
-                event.detail["num_tokens"] - event.detail["num_cached_tokens"]
+                event.detail["num_tokens"]
+                - event.detail["num_cached_tokens"]
+                - event.detail.get("num_host_tokens", 0)  # not recorded while there was no host tier
                 for event in events
                 if event.kind == "admitted"
             ),

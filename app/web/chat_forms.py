@@ -52,6 +52,13 @@ def _make_fields() -> tuple[ParamField, ...]:
         ),
         ParamField(name="seed", label="Seed", default="", hint="empty: a new one for each answer"),
         ParamField(
+            name="priority",
+            label="Priority",
+            default="",
+            hint="a number, lower is more urgent, or a class such as premium; empty: 0",
+            input_mode="text",
+        ),
+        ParamField(
             name="stop",
             label="Stop strings",
             default="",
@@ -99,6 +106,7 @@ def make_form(params: ChatParams, system_prompt: str = "", text: str = "") -> Co
             "top_k": str(params.top_k),
             "max_tokens": str(params.max_tokens),
             "seed": "" if params.seed is None else str(params.seed),
+            "priority": "" if params.priority is None else str(params.priority),
             "stop": "\n".join(params.stop),
         }
     )
@@ -120,6 +128,7 @@ def parse_form(form: ComposerForm) -> ChatInput:
         top_k=_read_int(texts, "top_k"),
         max_tokens=_read_int(texts, "max_tokens"),
         seed=_read_int(texts, "seed") if texts["seed"] else None,
+        priority=_read_priority(texts["priority"]),
         stop=tuple(line for line in values["stop"].split("\n") if line),
     )
     params.to_sampling_params().validate()
@@ -145,6 +154,12 @@ def _read_int(texts: Mapping[str, str], name: str) -> int:
         wanted = f"a whole number, at most {MAX_COUNT}" if name != "seed" else "a whole number"
         raise _refuse(name, texts[name], wanted)
     return number
+
+
+def _read_priority(text: str) -> int | str | None:
+    """Return a number, or what may be the name of a class; who knows the classes checks it."""
+    number = parse_whole(text)
+    return (text or None) if number is None else number
 
 
 def _refuse(name: str, text: str, wanted: str) -> RequestError:

@@ -14,6 +14,7 @@ from app.history.recorder import Recorder
 from app.realtime.hub import EventHub
 from app.services.generation import GenerationService
 from app.services.loads import LoadService
+from app.services.priorities import Priorities
 from app.services.requests import RequestReader
 from app.services.session_edits import SessionEditor
 from app.services.sessions import SessionReader
@@ -36,6 +37,7 @@ class Services:
     recorder: Recorder
     frame: PageFrame
     loads: LoadService
+    priorities: Priorities
     chat_desk: ChatDesk
     sessions: SessionReader
     requests: RequestReader

@@ -1,4 +1,4 @@
-"""Reading the form of a page, and numbers in it; what does not come whole is the client's error."""
+"""Reading the form of a page, and what is in it; what does not come whole is the client's error."""
 
 import asyncio
 from collections.abc import Mapping
@@ -28,6 +28,12 @@ async def read_form(request: Request[Any, Any, Any]) -> Mapping[str, Any]:
         raise ClientException("The connection ended before the whole form had arrived.") from None
     except (ValueError, LookupError) as error:  # bytes that are no text in their charset, or no charset
         raise ClientException(f"The form is not readable: {error}.") from None
+
+
+def find_way_back(path: object, home: str) -> str:
+    """Return a path of this server that a form came from; what could lead elsewhere becomes `home`."""
+    is_local = isinstance(path, str) and path.startswith("/") and not path.startswith(("//", "/\\"))
+    return path if is_local and isinstance(path, str) and path.isprintable() else home
 
 
 def parse_whole(text: str) -> int | None:

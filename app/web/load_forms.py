@@ -1,13 +1,15 @@
 """The form of the load page: its fields, and from what was typed to a plan or to errors by field."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
 
 from litestar.datastructures import UploadFile
 
+from app.load.files import LoadError
+from app.load.priorities import MAX_MIX_CHARS, PriorityMix, parse_mix
 from app.load.sources import Generated
 from app.services.loads import LoadPlan, Upload
 from app.web.form_data import MAX_NUMBER_CHARS, parse_decimal, parse_whole
@@ -131,7 +133,12 @@ FIELDS: Final = (
     NumberField("seed", "Seed", "Of synthetic tokens and arrivals.", "0", 0, 2**31 - 1),
 )
 
-DEFAULT_VALUES: Final = {"source": SOURCES[0].name, **{field.name: field.default for field in FIELDS}}
+PRIORITY: Final = "priority"
+DEFAULT_VALUES: Final = {
+    "source": SOURCES[0].name,
+    **{field.name: field.default for field in FIELDS},
+    PRIORITY: "",
+}
 
 
 @dataclass(frozen=True)
@@ -143,9 +150,13 @@ class LoadForm:
     plan: LoadPlan | None
 
 
-async def read_load_form(data: Mapping[str, Any]) -> LoadForm:
-    """Check a form that was sent; fields that do not count for the source are not looked at."""
+async def read_load_form(data: Mapping[str, Any], classes: Sequence[str]) -> LoadForm:
+    """Check a form that was sent; fields that do not count for the source are not looked at.
+
+    `classes` are the names that priorities may have.
+    """
     values = {name: _text_of(data.get(name), default) for name, default in DEFAULT_VALUES.items()}
+    values[PRIORITY] = _text_of(data.get(PRIORITY), "", MAX_MIX_CHARS)
     values["source"] = _text_of(data.get("source"), "")
     source = next((choice for choice in SOURCES if choice.name == values["source"]), None)
     if source is None:
@@ -160,16 +171,30 @@ async def read_load_form(data: Mapping[str, Any]) -> LoadForm:
                 errors[field.name] = str(error)
     upload = await _read_upload(data.get("file"), errors) if source.name == FILE else None
     _check_together(numbers, errors)
+    mix = _read_mix(values[PRIORITY], classes, errors)
     if errors:
         return LoadForm(values, errors, None)
-    return LoadForm(values, errors, replace(_make_plan(source, numbers, upload), typed=values))
+    plan = _make_plan(source, numbers, upload)
+    return LoadForm(values, errors, replace(plan, priorities=mix, typed=values))
 
 
-def _text_of(value: object, default: str) -> str:
+def _text_of(value: object, default: str, max_chars: int = MAX_NUMBER_CHARS) -> str:
     """Return a field as text; one that was not sent has its default."""
     if value is None:
         return default
-    return value.strip()[: MAX_NUMBER_CHARS + 1] if isinstance(value, str) else ""
+    return value.strip()[: max_chars + 1] if isinstance(value, str) else ""
+
+
+def _read_mix(text: str, classes: Sequence[str], errors: dict[str, str]) -> PriorityMix:
+    try:
+        mix = parse_mix(text)
+    except LoadError as error:
+        errors[PRIORITY] = str(error)
+        return ()
+    for name, _ in mix:
+        if name not in classes:
+            errors[PRIORITY] = f"There is no priority class {name}; there are {', '.join(classes)}."
+    return mix
 
 
 def _read_number(field: NumberField, text: str) -> float:

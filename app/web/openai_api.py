@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from app.engine_host import EngineHost
 from app.errors import ModelNotFoundError
 from app.request_labels import REQUEST_ID_HEADER, find_label
 from app.services.generation import GenerationService
+from app.services.priorities import Priorities
+from app.web.clients import identify_client
 from app.web.openai_requests import IgnoredFields, ParsedRequest, parse_chat, parse_completion, read_json
 from app.web.openai_responses import EventStream, make_format, make_whole_answer, until_client_leaves
 from app.web.schemas import ChatCompletionBody, GenerationBody
@@ -60,9 +62,11 @@ class OpenAIController(Controller):
         host: NamedDependency[EngineHost],
         generations: NamedDependency[GenerationService],
         ignored_fields: NamedDependency[IgnoredFields],
+        priorities: NamedDependency[Priorities],
     ) -> Response[bytes]:
         """Answer a chat, whole or as a stream."""
-        return await _Answerer(host, generations, ignored_fields).answer(request, parse_chat)
+        answerer = _Answerer(host, generations, ignored_fields, priorities)
+        return await answerer.answer(request, parse_chat)
 
     @post("/completions", status_code=200, operation_id="createCompletion", summary="Continue a text")
     async def create_completion(
@@ -71,9 +75,11 @@ class OpenAIController(Controller):
         host: NamedDependency[EngineHost],
         generations: NamedDependency[GenerationService],
         ignored_fields: NamedDependency[IgnoredFields],
+        priorities: NamedDependency[Priorities],
     ) -> Response[bytes]:
         """Continue one or more prompts, whole or as a stream."""
-        return await _Answerer(host, generations, ignored_fields).answer(request, parse_completion)
+        answerer = _Answerer(host, generations, ignored_fields, priorities)
+        return await answerer.answer(request, parse_completion)
 
 
 Parse = Callable[[bytes], ParsedRequest[GenerationBody]]
@@ -86,13 +92,19 @@ class _Answerer:
     host: EngineHost
     generations: GenerationService
     ignored_fields: IgnoredFields
+    priorities: Priorities
 
     async def answer(self, request: AnyRequest, parse: Parse) -> Response[bytes]:
         async with self.host.preparing():
             parsed = await self._parse(await read_json(request), parse)
             self.ignored_fields.add(parsed.ignored)
-            body, spec = parsed.body, parsed.spec
+            body = parsed.body
             _check_model(self.host, body.model)
+            spec = replace(
+                parsed.spec,
+                priority=self.priorities.find(body.priority),
+                client=identify_client(request, body.user),
+            )
             async with until_client_leaves(request.receive):
                 generation = await self.generations.start(spec)
         options = body.stream_options

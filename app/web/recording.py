@@ -8,7 +8,7 @@ from litestar.di import NamedDependency
 from litestar.response import Redirect, Template
 
 from app.history.recorder import Recorder
-from app.web.form_data import read_form
+from app.web.form_data import find_way_back, read_form
 from app.web.page_context import HOME, PAGE_HEADERS, PageFrame
 from engine.errors import RequestError
 
@@ -48,16 +48,10 @@ class RecordingController(Controller):
             logger.info("Recording of texts was switched %s", wanted)
         if "hx-request" in request.headers:
             return _render(frame)
-        return Redirect(_find_way_back(form.get("back")), status_code=303, headers=dict(PAGE_HEADERS))
+        return Redirect(find_way_back(form.get("back"), HOME), status_code=303, headers=dict(PAGE_HEADERS))
 
 
 def _render(frame: PageFrame) -> Template:
     return frame.render_part(
         "partials/_recording_update.html", {"recording": frame.describe_recording(), "here": HOME}
     )
-
-
-def _find_way_back(path: object) -> str:
-    """Return a path of this server; what could lead elsewhere becomes the live view."""
-    is_local = isinstance(path, str) and path.startswith("/") and not path.startswith(("//", "/\\"))
-    return path if is_local and isinstance(path, str) and path.isprintable() else HOME

@@ -63,14 +63,30 @@ class PhaseBar(msgspec.Struct, frozen=True, kw_only=True):
     duration: str
 
 
+class AdmissionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One admission, the first or a later one: tokens in all, found where, and why no more were found.
+
+    `other` is the request that `words` are about, if they are about one.
+    """
+
+    step: int
+    num_tokens: int
+    num_cached_tokens: int
+    num_host_tokens: int
+    words: str
+    other: str
+
+
 class PreemptionLine(msgspec.Struct, frozen=True, kw_only=True):
     """One preemption; `candidates` have short ids and come lowest score first.
 
-    They are None where the step record was not read.
+    They are None where the step record was not read. `costs`: what the two modes were reckoned to take.
     """
 
     event: RequestEvent
     candidates: list[tuple[str, Candidate]] | None
+    num_tokens_kept: int
+    costs: str
 
 
 class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +106,7 @@ class LifeView(msgspec.Struct, frozen=True, kw_only=True):
 
     choice: Choice
     phases: list[PhaseBar]
+    admissions: list[AdmissionLine]
     preemptions: list[PreemptionLine]
     area: str
     max_blocks: int
@@ -151,6 +168,7 @@ def make_life_view(life: RequestLife, choice: Choice, tokens_from: int, now_ns: 
     return LifeView(
         choice=choice,
         phases=[_make_bar(phase, start_ns, span_ns, end_ns, choice.life.waits) for phase in choice.phases],
+        admissions=_list_admissions(life, choice),
         preemptions=_list_preemptions(life, choice),
         area=_draw_blocks(blocks, start_ns, span_ns),
         max_blocks=max((change.num_blocks for change in blocks), default=0),
@@ -215,10 +233,58 @@ def _find_end(life: RequestLife, choice: Choice, now_ns: int) -> int:
     return max(known)
 
 
+def _list_admissions(life: RequestLife, choice: Choice) -> list[AdmissionLine]:
+    lines = []
+    for event in life.request.events:
+        if event.kind not in {"admitted", "resumed"} or event.choice_index != choice.index:
+            continue
+        detail = event.detail
+        # Sessions of before there was a host tier do not say why no more was found.
+        miss: dict[str, Any] = detail.get("miss") or {}
+        lines.append(
+            AdmissionLine(
+                step=event.step,
+                num_tokens=detail["num_tokens"],
+                num_cached_tokens=detail["num_cached_tokens"],
+                num_host_tokens=detail.get("num_host_tokens", 0),
+                words=_describe_miss(miss),
+                other=miss.get("request_id", ""),
+            )
+        )
+    return lines
+
+
+def _describe_miss(miss: Mapping[str, Any]) -> str:
+    """Return why the prefix cache held no more, empty where it held all that it can."""
+    position = f"{miss.get('position', 0):,}"
+    match miss.get("kind"):
+        case "evicted":
+            return f"what follows {position} tokens had to make room in step {miss['step']:,}, for"
+        case "differs":
+            return f"it has another token after {position} than what was cached of"
+        case "new":
+            return f"nothing that goes on like it after {position} tokens was cached"
+        case _:
+            return ""
+
+
+def _describe_costs(detail: Mapping[str, Any]) -> str:
+    costs = (detail.get("recompute_ns", 0), detail.get("swap_ns", 0))
+    if not any(costs):
+        return ""
+    recompute, swap = (format_ms(cost / _NS_PER_MS) for cost in costs)
+    return f"recompute {recompute}, swap {swap}"
+
+
 def _list_preemptions(life: RequestLife, choice: Choice) -> list[PreemptionLine]:
     found = choice.life.candidates
     return [
-        PreemptionLine(event=event, candidates=_name_candidates(found.get(event.step)))
+        PreemptionLine(
+            event=event,
+            candidates=_name_candidates(found.get(event.step)),
+            num_tokens_kept=event.detail.get("num_tokens_kept", 0),
+            costs=_describe_costs(event.detail),
+        )
         for event in life.request.events
         if event.kind == "preempted" and event.choice_index == choice.index
     ]

@@ -27,6 +27,7 @@ _COPIED = (
     "finish_reason",
     "error_code",
     "params",
+    "priority",
 )
 
 
@@ -59,7 +60,7 @@ def describe_life(life: RequestLife) -> dict[str, Any]:
         "model": request.model_name,
         "text": texts,
         "events": events,
-        "preemptions": [event for event in events if event["kind"] == "preempted"],
+        "preemptions": [_add_candidates(event, life) for event in events if event["kind"] == "preempted"],
         "steps": {
             "first": life.steps.first,
             "last": life.steps.last,
@@ -93,6 +94,15 @@ def _describe_event(event: RequestEvent) -> dict[str, Any]:
         "time": to_rfc3339(event.t_ns),
         **event.detail,
     }
+
+
+def _add_candidates(preemption: dict[str, Any], life: RequestLife) -> dict[str, Any]:
+    """Return a preemption with those that it was chosen from, null where its step was not read."""
+    found = None
+    for choice in life.choices:
+        if choice.index == preemption["choice"]:
+            found = choice.life.candidates.get(preemption["step"])
+    return {**preemption, "candidates": msgspec.to_builtins(found)}
 
 
 def _describe_choice(choice: Choice) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | str | None = None
+    """A number, lower is more urgent, or the name of a class."""
+
+    user: Any = None
+    """Who asks, for a limit of open requests; only a text counts, and anything else does no harm."""
 
 
 class ChatCompletionBody(GenerationBody, kw_only=True):
@@ -117,7 +122,6 @@ HARMLESS_FIELDS = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
-        "user",
     }
 )
 """Known fields that may be left out of account: they do not change the answer."""

@@ -164,3 +164,22 @@ async def test_unreachable_server_is_an_error_of_one_line() -> None:
 def test_url_must_be_http(url: str) -> None:
     with pytest.raises(LoadError, match="is not a URL"):
         LoadClient(url, concurrency=1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        (plain("200 OK", {"priority_classes": {"quick": -1, "slow": 1}}), ["quick", "slow"]),
+        (plain("404 Not Found", {"detail": "no such path"}), None),
+        (plain("200 OK", {"models": []}), None),
+        (plain("200 OK", {"priority_classes": 5}), None),
+        (plain("200 OK", "hello"), None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\n<a>", None),
+        (b"", None),
+    ],
+)
+async def test_names_of_priorities_come_from_servers_that_have_them(
+    answer: bytes, names: list[str] | None
+) -> None:
+    async with serving(answer) as stub, LoadClient(stub.url, concurrency=1) as client:
+        assert await client.priority_classes() == names

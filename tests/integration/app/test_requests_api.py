@@ -272,3 +272,62 @@ async def test_metrics_of_a_session_add_up_however_they_are_merged(
     assert f'data-charts="{path}"' in page
     rows = re.findall(r"step=(\d+)", page.partition("<tbody>")[2])
     assert [int(step) for step in rows] == [item["last_step"] for item in fine["items"]]
+
+
+async def test_admissions_and_preemptions_say_what_was_found_kept_lost_and_why() -> None:
+    """Over a tiny pool with a host tier: victims are swapped, and come back from there."""
+    engine = FakeEngine(
+        num_blocks=14, max_model_len=56, num_host_blocks=32, preemption_mode="swap", preemption_quantum=2
+    )
+    async with served_api(engine) as api:
+        await until(lambda: api.plugin.database.is_open)
+        answers = await asyncio.gather(
+            *(complete(api, f"{number} prompt of mine", max_tokens=24, temperature=0) for number in range(4))
+        )
+        await recorded(api)
+        lives = [await get(api, f"/api/requests/{answer['id']}") for answer in answers]
+        ids_ = {life["id"] for life in lives}
+        victims = [life for life in lives if life["preemptions"]]
+        assert victims
+        for life in victims:
+            (choice,) = life["choices"]
+            admissions = [event for event in life["events"] if event["kind"] in {"admitted", "resumed"}]
+            assert admissions[0]["num_host_tokens"] == 0
+            assert set(admissions[0]["miss"]) == {"kind", "position", "step", "request_id"}
+            for event, resumed in zip(life["preemptions"], admissions[1:], strict=True):
+                assert event["policy"] == "newest-first"
+                assert event["mode"] == ("swap" if event["num_tokens_kept"] else "recompute")
+                assert event["num_tokens_lost"] >= 0
+                assert (event["recompute_ns"], event["swap_ns"]) == (0, 0), "nothing was measured"
+                assert event["beneficiary"] in ids_
+                candidates = {(c["request_id"], c["choice_index"]): c["score"] for c in event["candidates"]}
+                assert candidates[life["id"], 0] == min(candidates.values())
+                assert resumed["num_cached_tokens"] + resumed["num_host_tokens"] >= event["num_tokens_kept"]
+            assert [victim["step"] for victim in choice["victims"]] == [
+                e["step"] for e in life["preemptions"]
+            ]
+        assert any(event["num_tokens_kept"] for life in victims for event in life["preemptions"])
+
+        page = (await api.client.get(f"/r/{victims[0]['id']}", headers=HTML)).text
+        assert "Found in host memory" in page
+        assert "Tokens kept" in page
+        assert "newest-first, swap" in page
+
+
+async def test_a_miss_names_the_request_that_differs() -> None:
+    async with served_api(FakeEngine()) as api:
+        await until(lambda: api.plugin.database.is_open)
+        first = await complete(api, "the same beginning, then this")
+        second = await complete(api, "the same beginning, then that")
+        await recorded(api)
+        life = await get(api, f"/api/requests/{second['id']}")
+        (admitted,) = [event for event in life["events"] if event["kind"] == "admitted"]
+        assert admitted["miss"] == {
+            "kind": "differs",
+            "position": 27,
+            "step": 0,
+            "request_id": first["id"],
+        }
+        assert admitted["num_cached_tokens"] == 24
+        page = (await api.client.get(f"/r/{second['id']}", headers=HTML)).text
+        assert f'than what was cached of <a class="mono" href="/r/{first["id"]}"' in page

@@ -66,7 +66,7 @@ async def test_a_step_s_page_shows_the_recorded_state_as_tables(recorded: tuple[
         text = await get_text(api, f"/s/{session}?step={step}")
         assert f'id="stat-step">{step:,}<' in text
         tables = (await api.client.get(f"/s/{session}/tables?step={step}")).text
-        for name in ("free", "cached", "active", "tail", "shared"):
+        for name in ("free", "cached", "active", "tail", "shared", "reserved"):
             number = sum(block["state"] == name for block in state["blocks"])
             for part in (text, tables):
                 assert re.search(rf'<th scope="row">{name}</th><td class="num">{number}</td>', part)

@@ -9,15 +9,17 @@ from app.engine_thread import (
     OUTBOX_STEPS,
     STEP_FAILED,
     Abort,
+    AppliedPolicies,
     Command,
     EngineThread,
+    SetPolicies,
     StopChoice,
     Submit,
     ThreadEvents,
 )
 from app.errors import InterruptedAnswerError
-from engine.errors import EngineError
-from engine.records import Finished, Reset, StepResult
+from engine.errors import ConfigError, EngineDeadError, EngineError
+from engine.records import Finished, Policies, Reset, StepResult
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 from tests.support.api import until
@@ -207,6 +209,64 @@ async def test_a_submission_that_breaks_the_engine_is_told_and_the_engine_starts
         await submit(thread, make_request("r", 5))
         await until(lambda: recorder.steps != [] and not engine.core.has_work)
         assert recorder.failures == []
+
+
+def set_policies(thread: EngineThread, **changes: str) -> "asyncio.Future[AppliedPolicies]":
+    applied: asyncio.Future[AppliedPolicies] = asyncio.get_running_loop().create_future()
+    thread.send(SetPolicies(changes, applied))
+    return applied
+
+
+async def test_policies_are_told_once_their_record_is_handed_over() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    async with recorder.run(engine) as thread:
+        first = await set_policies(thread, policy="priority")
+        assert first == AppliedPolicies(Policies("priority", "newest-first", "auto"), 1)
+        assert recorder.steps == [1], "an idle engine writes a record of its own"
+        assert recorder.results[0][0].record.events == [first.policies]
+
+        second = await set_policies(thread, preemption="oldest-first")
+        assert second == AppliedPolicies(Policies("priority", "oldest-first", "auto"), 2)
+        assert engine.runner.num_steps == 0
+
+
+async def test_policies_that_cannot_be_are_refused_and_leave_no_record() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    async with recorder.run(engine) as thread:
+        for changes in ({"policy": "lottery"}, {"preemption_mode": "swap"}):
+            with pytest.raises(ConfigError, match=r"allowed: fcfs|there is no host tier"):
+                await set_policies(thread, **changes)
+        assert recorder.steps == []
+        assert engine.core.policies == Policies("fcfs", "newest-first", "auto")
+
+
+async def test_policies_set_as_a_step_fails_are_in_force_after_it() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    async with recorder.run(engine) as thread:
+        engine.runner.gate.clear()
+        await submit(thread, make_request("r", 5))
+        engine.runner.failures = 1
+        applied = set_policies(thread, policy="priority")
+        engine.runner.gate.set()
+        told = await applied
+        assert told.policies == engine.core.policies == Policies("priority", "newest-first", "auto")
+        assert told.step in recorder.steps
+
+
+async def test_policies_that_come_after_the_end_are_refused() -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    thread = recorder.make_thread(engine)
+    thread.start()
+    await recorder.loaded.wait()
+    engine.runner.gate.clear()
+    await submit(thread, make_request("first", 5))
+    stopping = asyncio.create_task(thread.stop(10))
+    await asyncio.sleep(0)
+    late = set_policies(thread, policy="priority")
+    engine.runner.gate.set()
+    with pytest.raises(EngineDeadError, match="stopped"):
+        await late
+    await stopping
 
 
 @pytest.mark.parametrize("command", [Abort("r"), StopChoice("r", 0)])

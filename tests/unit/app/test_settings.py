@@ -5,9 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import main
-from app.setting_values import parse_size
+from app.engine_settings import DEFAULT_KV_MEMORY_BYTES
+from app.setting_values import PriorityClass, parse_size
 from app.settings import (
-    DEFAULT_KV_MEMORY_BYTES,
     SETTINGS,
     Settings,
     check_environment,
@@ -71,7 +71,7 @@ def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
         ("port", "-1", "--it is -1"),
         ("block_size", "0", "--it is 0; allowed: 1 to 256"),
         ("device", "tpu", "--it is 'tpu'; allowed: auto, cpu, cuda"),
-        ("policy", "priority", "--it is 'priority'; allowed: fcfs"),
+        ("policy", "lottery", "--it is 'lottery'; allowed: fcfs, priority"),
         ("dtype", "q5", "--it is 'q5'; allowed: auto, q4, int8, bf16, fp32"),
         ("kernels", "sse", "--it is 'sse'; allowed: auto, avx512, avx512vnni, avx2vnni, avx2, torch"),
         ("max_num_seqs", "many", "--it: 'many' is not a whole number"),
@@ -83,6 +83,21 @@ def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
         ("shutdown_timeout", "\u0668", "is not a number of seconds"),
         ("shutdown_timeout", "1e3", "is not a number of seconds"),
         ("shutdown_timeout", "nan", "--it: 'nan' is not a number of seconds"),
+        (
+            "preemption",
+            "random",
+            "--it is 'random'; allowed: newest-first, least-computed-first, oldest-first",
+        ),
+        ("preemption_mode", "drop", "--it is 'drop'; allowed: auto, recompute, swap"),
+        ("preemption_quantum", "0", "--it is 0; allowed: 1 to"),
+        ("priority_ageing", "86401", "--it is 86401; allowed: 0 to 86400"),
+        ("swap_memory", "-1", "--it: '-1' is not a size"),
+        ("offload", "yes", "--it is 'yes'; allowed: on, off"),
+        ("max_concurrency_per_key", "-1", "--it is -1; allowed: 0 to"),
+        ("priority_class", "premium", "--it: 'premium' is not a priority class; write it like premium=-10"),
+        ("priority_class", "premium=1001", "a number from -1000 to 1000"),
+        ("priority_class", "5=5", "beginning with a letter"),
+        ("priority_class", "a=\u0668", "is not a priority class"),
     ],
 )
 def test_an_error_names_the_source_and_what_is_allowed(name: str, text: str, message: str) -> None:
@@ -128,6 +143,49 @@ def test_two_flags_or_two_variables_that_are_rivals_are_both_named(num_blocks: s
         make_settings(
             {"num_blocks": 4, "kv_memory": 2**20}, {"num_blocks": num_blocks, "kv_memory": kv_memory}
         )
+
+
+def test_classes_replace_the_default_ones_from_flags_and_from_the_environment() -> None:
+    assert dict(Settings().priority_class) == {"premium": -10, "standard": 0, "bulk": 10}
+    [setting] = [setting for setting in SETTINGS if setting.name == "priority_class"]
+    assert setting.is_list
+    chosen = tuple(setting.parse(text, "--it") for text in ("vip=-1000", "any-one_2=+7"))
+    settings = make_settings({"priority_class": chosen}, {"priority_class": "--priority-class"})
+    assert settings.priority_class == (PriorityClass("vip", -1000), PriorityClass("any-one_2", 7))
+    with pytest.raises(ConfigError, match="PAGEGLASS_PRIORITY_CLASS: 'vip' is there more than once"):
+        make_settings(
+            {"priority_class": (PriorityClass("vip", 1), PriorityClass("vip", 2))},
+            {"priority_class": "PAGEGLASS_PRIORITY_CLASS"},
+        )
+
+
+def test_swapping_needs_memory_to_swap_to() -> None:
+    sources = {"preemption_mode": "--preemption-mode", "swap_memory": "--swap-memory"}
+    with pytest.raises(
+        ConfigError, match="--preemption-mode is swap, which needs memory; give --swap-memory"
+    ):
+        make_settings({"preemption_mode": "swap"}, sources)
+    assert make_settings({"preemption_mode": "swap", "swap_memory": 2**20}, sources).swap_memory == 2**20
+
+
+def test_the_engine_gets_what_is_set() -> None:
+    settings = Settings(
+        policy="priority",
+        priority_ageing=2.5,
+        preemption="oldest-first",
+        preemption_mode="recompute",
+        preemption_quantum=7,
+        offload="off",
+        lookahead="off",
+    )
+    config = settings.make_engine_config()
+    assert (config.policy, config.priority_ageing_s, config.preemption_quantum) == ("priority", 2.5, 7)
+    assert (config.preemption, config.preemption_mode) == ("oldest-first", "recompute")
+    assert (config.offload, config.lookahead) == (False, False)
+    assert (Settings().make_engine_config().offload, Settings().make_engine_config().lookahead) == (
+        True,
+        True,
+    )
 
 
 def test_the_model_is_named_after_its_path_unless_told_otherwise() -> None:

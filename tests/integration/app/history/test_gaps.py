@@ -15,7 +15,7 @@ from app.history import step_log
 from app.history.record_codec import encode_state
 from app.realtime.frames import FrameKind
 from app.services.session_edits import SessionEditor
-from engine.snapshot import SnapshotState
+from engine.snapshot_data import SnapshotState
 from tests.support.api import until
 from tests.support.history import fetch
 from tests.support.recording import Recording, make_run, recording

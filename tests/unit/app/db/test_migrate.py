@@ -169,3 +169,13 @@ def test_seconds_of_before_have_their_last_numbers_as_the_most_at_once(tmp_path:
     downgrade_now(path, "b00ccb5b2ec0")
     upgrade_now(path)
     assert fetch(path, "SELECT max_running, max_waiting FROM metrics") == [(5, 7)]
+
+
+def test_requests_of_before_there_were_priorities_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    upgrade_now(path)
+    fill_every_table(path)
+    downgrade_now(path, "9c2e51f7a6d4")
+    upgrade_now(path)
+    assert fetch(path, "SELECT id, priority FROM requests") == [("same", 0)]
+    assert fetch(path, "SELECT request_id FROM request_texts") == [("same",)], "nothing went with it"

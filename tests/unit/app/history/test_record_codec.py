@@ -1,3 +1,4 @@
+import base64
 import contextlib
 
 import msgspec
@@ -15,8 +16,26 @@ from app.history.record_codec import (
     encode_state,
     hide_tokens,
 )
-from engine.records import BatchEntry, BlockOp, BlockOpKind, Event, Finished, Preempted, Reset, StepRecord
+from engine.config import EngineConfig
+from engine.records import (
+    Admitted,
+    Arrived,
+    BatchEntry,
+    BlockOp,
+    BlockOpKind,
+    Event,
+    Finished,
+    Loaded,
+    Policies,
+    Preempted,
+    PrefixMiss,
+    Reset,
+    Stalled,
+    StepRecord,
+)
 from engine.snapshot import EngineSnapshot
+from tests.builders import random_run
+from tests.support import old_recording
 from tests.support.recording import as_json, make_run
 
 SMALL = st.integers(0, 2**32 - 1)
@@ -50,7 +69,32 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         num_blocks_freed=SMALL,
         beneficiary=SMALL,
         candidates=st.lists(st.tuples(SMALL, st.floats(allow_nan=False)), max_size=3),
+        num_tokens_kept=SMALL,
+        recompute_ns=st.floats(0, 1e18),
+        swap_ns=st.floats(0, 1e18),
     ),
+    st.builds(
+        Admitted,
+        seq_id=SMALL,
+        slot=SMALL,
+        num_tokens=SMALL,
+        num_cached_tokens=SMALL,
+        resumed=st.booleans(),
+        num_host_tokens=SMALL,
+        miss=st.one_of(st.none(), st.builds(PrefixMiss, kind=st.text(), position=SMALL, step=SMALL)),
+    ),
+    st.builds(
+        Loaded,
+        seq_id=SMALL,
+        slot=SMALL,
+        num_tokens=SMALL,
+        num_blocks=SMALL,
+        num_steps=SMALL,
+        waited=st.booleans(),
+        is_orphan=st.booleans(),
+    ),
+    st.builds(Policies, policy=st.text(), preemption=st.text(), preemption_mode=st.text()),
+    st.builds(Stalled, seq_id=SMALL, num_running=SMALL, num_waiting=SMALL, num_available=SMALL),
 )
 RECORDS = st.builds(
     StepRecord,
@@ -72,6 +116,8 @@ RECORDS = st.builds(
     num_free=SMALL,
     num_cached=SMALL,
     num_used=SMALL,
+    num_host_used=SMALL,
+    num_host_pinned=SMALL,
 )
 
 
@@ -93,6 +139,35 @@ def test_a_real_run_comes_back_exactly_and_becomes_much_smaller(fail_rate: float
     data = encode_columns(records)
     assert decode_records(data) == records
     assert len(data) * 5 < len(encode_plain(records))
+
+
+def test_a_run_with_a_host_tier_comes_back_exactly() -> None:
+    run = random_run(5, 300, policy="priority", num_host_blocks=40, load_steps=3, policy_rate=0.02)
+    records = [result.record for _, result in run]
+    assert {type(event) for record in records for event in record.events} >= {Loaded, Preempted, Policies}
+    assert max(record.num_host_pinned for record in records) > 0
+    assert decode_records(encode_columns(records)) == records
+
+
+def test_recordings_from_before_the_host_tier_are_read_as_without_one() -> None:
+    records = decode_records(base64.b64decode(old_recording.COLUMNS))
+    assert decode_records(base64.b64decode(old_recording.PLAIN)) == records[:1]
+    assert [record.step for record in records] == list(range(1, 9))
+    assert {(record.num_host_used, record.num_host_pinned) for record in records} == {(0, 0)}
+    snapshot = EngineSnapshot(EngineConfig(num_blocks=10, block_size=4, max_num_seqs=3, max_model_len=40))
+    for record in records:
+        snapshot.apply(record)  # its counts agree
+    old_state = decode_state(base64.b64decode(old_recording.STATE))
+    restored = EngineSnapshot.from_state(snapshot.config, old_state)
+    for part in ("step", "counts", "waiting", "blocks", "batch", "host", "policies"):
+        assert as_json(restored)[part] == as_json(snapshot)[part]
+    assert [view.block_table for view in restored.running] == [view.block_table for view in snapshot.running]
+    (preempted,) = [event for event in records[5].events if isinstance(event, Preempted)]
+    assert (preempted.mode, preempted.candidates) == ("recompute", [(1, -1), (2, -2), (3, -3)])
+    arrived = records[0].events[0]
+    assert isinstance(arrived, Arrived)
+    assert (arrived.request_id, arrived.priority) == ("q0", 0)
+    assert decode_records(encode_columns(records)) == records
 
 
 def test_only_consecutive_steps_make_columns() -> None:

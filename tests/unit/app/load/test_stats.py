@@ -58,3 +58,17 @@ def test_progress_names_all_counts() -> None:
     stats.add(Outcome(error="x"))
 
     assert progress_text(stats, 12.34) == "open 2, finished 3, failed 1, skipped 1 of 9, 12.3 tok/s"
+
+
+def test_summary_has_a_line_for_each_priority_class() -> None:
+    stats = LoadStats(num_planned=4)
+    stats.add(Outcome(ttft_s=0.1), "premium")
+    stats.add(Outcome(ttft_s=0.3), "premium")
+    stats.add(Outcome(error="429 queue_full"), "bulk")
+    stats.add(Outcome(ttft_s=0.5), "")
+
+    assert summary_lines(stats)[-3:] == [
+        "bulk                  0 finished, first token -",
+        "no class              1 finished, first token mean 500.0 ms, p99 500.0 ms",
+        "premium               2 finished, first token mean 200.0 ms, p99 300.0 ms",
+    ]

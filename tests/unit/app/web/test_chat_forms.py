@@ -95,3 +95,15 @@ def test_what_is_no_text_counts_as_empty() -> None:
 def test_a_fault_of_no_field_belongs_to_the_whole() -> None:
     assert EMPTY.with_error(RequestError("no", param="elsewhere")).errors == {"": "no"}
     assert EMPTY.with_error(RequestError("no")).errors == {"": "no"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "priority"), [("", None), (" 7 ", 7), ("-10", -10), ("premium", "premium"), ("1_0", "1_0")]
+)
+def test_a_priority_is_a_number_or_what_may_be_the_name_of_a_class(
+    typed: str, priority: int | str | None
+) -> None:
+    params = parse_form(fill_form({"text": "hello", "priority": typed}, EMPTY)).params
+    assert params == ChatParams(priority=priority)
+    assert params is not None
+    assert parse_form(make_form(params)).params == params

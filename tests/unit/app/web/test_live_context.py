@@ -11,9 +11,9 @@ from app.web.live_context import (
     format_age,
     make_panels,
     make_recorded_panels,
-    make_tables,
     short_id,
 )
+from app.web.table_context import make_tables
 from app.web.templating import NO_VALUE
 from engine.core import EngineCore
 from engine.records import StopReason
@@ -83,6 +83,62 @@ def test_a_waiting_request_says_why_and_since_when() -> None:
     arrived_ns = hub.snapshot.waiting[0].arrived_ns if hub.snapshot else 0
     (row, _) = make_panels(hub.snapshot, now_ns=arrived_ns + 2_500_000_000).waiting
     assert row.detail == f"2.5 s: {REASON_WORDS[StopReason.NO_FREE_BLOCKS]}"
+    assert [row.place for row in panels.waiting] == [1, 2]
+    assert "behind 1 other; too few blocks are free" in panels.waiting[1].detail
+
+
+def test_who_stands_behind_a_more_urgent_one_says_so() -> None:
+    core = make_core(num_blocks=2, max_num_seqs=1, max_model_len=8, policy="priority")
+    for number, priority in enumerate((0, 5, -5)):
+        core.add_request(make_request(f"r-{number}", prompt=5, max_tokens=2, priority=priority))
+    hub = hub_of(core, 1)
+    panels = make_panels(hub.snapshot)
+    assert panels.has_priorities
+    (running,) = panels.running
+    assert (running.short_id, running.priority, running.place) == ("2", -5, 0)
+    assert [(row.short_id, row.priority, row.place) for row in panels.waiting] == [("0", 0, 1), ("1", 5, 2)]
+    core.add_request(make_request("r-3", prompt=5, max_tokens=2, priority=-20))
+    hub.publish([core.step().record])
+    panels = make_panels(hub.snapshot)
+    assert [row.short_id for row in panels.running] == ["3"]
+    assert [row.short_id for row in panels.waiting] == ["2", "0", "1"]
+    assert panels.waiting[1].detail.endswith(REASON_WORDS[StopReason.PRIORITY])
+
+
+def test_priorities_are_not_shown_where_they_mean_nothing() -> None:
+    core = make_core()
+    core.add_request(make_request("r"))
+    assert not make_panels(hub_of(core, 1).snapshot).has_priorities
+
+
+def test_a_run_with_a_host_tier_shows_meter_loads_and_totals() -> None:
+    hub = EventHub("s")
+    states = set()
+    for core, result in random_run(3, 400, policy="priority", num_host_blocks=40, load_steps=3):
+        if hub.snapshot is None:
+            hub.open(core.config, "m")
+        hub.publish([result.record])
+        panels = make_panels(hub.snapshot)
+        host, tier = core.scheduler.state.kv.host, panels.host
+        assert tier is not None
+        assert (tier.total, tier.used, tier.pinned) == (40, host.num_used, host.num_pinned)
+        loading = {sequence.seq_id for sequence in core.scheduler.state.running if sequence.load_id}
+        assert {row.seq_id for row in panels.running if row.state == "loading"} == loading
+        states |= {row.state for row in panels.running}
+    assert "loading" in states
+    assert hub.snapshot is not None
+    totals = hub.snapshot.totals
+    shown = {total.name: total for total in panels.totals}
+    assert shown["swaps"].value == str(totals.num_swaps)
+    assert shown["copies hidden"].value == f"{totals.num_loads_hidden} of {totals.num_loads}"
+    assert shown["blocks ahead"].words.startswith(f"reserved before need; {totals.num_lookahead_unused} of")
+    assert panels.policies.policy == "priority"
+
+
+def test_without_a_host_tier_nothing_is_said_of_it() -> None:
+    panels = make_panels(hub_of(make_core(), 0).snapshot)
+    assert panels.host is None
+    assert [total.name for total in panels.totals] == ["finished", "preemptions", "evictions"]
 
 
 def test_the_bar_of_a_row_never_leaves_its_frame() -> None:
@@ -100,7 +156,7 @@ def test_the_bar_of_a_row_never_leaves_its_frame() -> None:
 
 def test_the_table_counts_every_block_once() -> None:
     hub = EventHub("s")
-    for core, result in random_run(5, 300):
+    for core, result in random_run(5, 300, num_host_blocks=40, load_steps=3):
         if hub.snapshot is None:
             hub.open(core.config, "m")
         hub.publish([result.record])
@@ -108,9 +164,10 @@ def test_the_table_counts_every_block_once() -> None:
         tables = make_tables(hub.snapshot)
         counted = {name: num for name, _, num, _ in tables["by_state"]}
         blocks = [hub.snapshot.block(block_id).state for block_id in range(core.config.num_blocks)]
-        assert counted == {state.name.lower(): blocks.count(state) for state in list(BlockState)[:5]}
+        assert counted == {state.name.lower(): blocks.count(state) for state in list(BlockState)[:6]}
         for item in tables["by_request"]:
-            assert item["num_blocks"] == item["num_shared"] + item["num_full"] + item["num_tail"]
+            parts = ("num_shared", "num_full", "num_tail", "num_reserved")
+            assert item["num_blocks"] == sum(item[part] for part in parts)
 
 
 def test_the_tables_give_the_batch_and_why_admission_stopped() -> None:

@@ -8,6 +8,8 @@ from app.load.sources import Generated
 from app.services.loads import Upload
 from app.web.load_forms import DEFAULT_VALUES, MAX_UPLOAD_BYTES, SOURCES, read_load_form
 
+CLASSES = ("premium", "standard", "bulk")
+
 
 def upload(content: bytes = b"x", name: str = "my.jsonl") -> UploadFile:
     file = UploadFile("application/octet-stream", name)
@@ -17,12 +19,12 @@ def upload(content: bytes = b"x", name: str = "my.jsonl") -> UploadFile:
 
 
 async def errors_of(**values: Any) -> dict[str, str]:
-    return (await read_load_form({**DEFAULT_VALUES, **values})).errors
+    return (await read_load_form({**DEFAULT_VALUES, **values}, CLASSES)).errors
 
 
 @pytest.mark.parametrize("source", [source.name for source in SOURCES if source.name != "file"])
 async def test_the_form_as_it_stands_makes_a_plan(source: str) -> None:
-    form = await read_load_form({**DEFAULT_VALUES, "source": source})
+    form = await read_load_form({**DEFAULT_VALUES, "source": source}, CLASSES)
 
     assert form.errors == {}
     assert form.plan is not None
@@ -32,7 +34,8 @@ async def test_the_form_as_it_stands_makes_a_plan(source: str) -> None:
 
 async def test_what_is_typed_is_in_the_plan() -> None:
     form = await read_load_form(
-        {**DEFAULT_VALUES, "source": "mooncake", "rows": " 7 ", "speed": "0", "scale": "2.5", "copies": "3"}
+        {**DEFAULT_VALUES, "source": "mooncake", "rows": " 7 ", "speed": "0", "scale": "2.5", "copies": "3"},
+        CLASSES,
     )
 
     assert form.plan is not None
@@ -40,7 +43,9 @@ async def test_what_is_typed_is_in_the_plan() -> None:
 
 
 async def test_numbers_make_generated_requests() -> None:
-    form = await read_load_form({**DEFAULT_VALUES, "source": "generated", "rows": "9", "rate": "0.5"})
+    form = await read_load_form(
+        {**DEFAULT_VALUES, "source": "generated", "rows": "9", "rate": "0.5"}, CLASSES
+    )
 
     assert form.plan is not None
     assert form.plan.source == Generated(
@@ -76,7 +81,7 @@ async def test_fields_of_other_sources_do_not_count() -> None:
 
 
 async def test_all_errors_come_together_and_the_values_stay() -> None:
-    form = await read_load_form({"source": "generated", "rows": "x", "shared_tokens": "300"})
+    form = await read_load_form({"source": "generated", "rows": "x", "shared_tokens": "300"}, CLASSES)
 
     assert list(form.errors) == ["rows", "shared_tokens"]
     assert form.values["rows"] == "x"
@@ -102,6 +107,26 @@ async def test_a_file_of_the_user_is_bounded_and_named() -> None:
     await nameless.close()
     assert "allowed" in (await errors_of(source="file", file=upload(bytes(MAX_UPLOAD_BYTES + 1))))["file"]
 
-    form = await read_load_form({"source": "file", "file": upload(name="/etc/\x00pass\nwd")})
+    form = await read_load_form({"source": "file", "file": upload(name="/etc/\x00pass\nwd")}, CLASSES)
     assert form.plan is not None
     assert form.plan.source == Upload(name="passwd", content=b"x")
+
+
+async def test_a_mix_of_priorities_is_in_the_plan() -> None:
+    form = await read_load_form({**DEFAULT_VALUES, "priority": " premium=0.2, bulk=0.3 "}, CLASSES)
+
+    assert form.plan is not None
+    assert form.plan.priorities == (("premium", 0.2), ("bulk", 0.3))
+    assert form.plan.typed["priority"] == "premium=0.2, bulk=0.3"
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("premium", "'premium' is no class with its share; write priorities like premium=0.2,bulk=0.3."),
+        ("vip=0.5", "There is no priority class vip; there are premium, standard, bulk."),
+        ("premium=0.7,bulk=0.4", "The shares add up to 1.1; allowed: at most 1."),
+    ],
+)
+async def test_a_mix_that_makes_no_sense_is_an_error_at_its_field(mix: str, message: str) -> None:
+    assert await errors_of(priority=mix) == {"priority": message}
