@@ -4,9 +4,6 @@
 use the same fold, and `engine.core` can make a snapshot of its own books to compare it with.
 """
 
-import sys
-from array import array
-from collections.abc import Iterable
 from typing import Any, Self
 
 import msgspec
@@ -32,34 +29,10 @@ from engine.records import (
     StopReason,
 )
 from engine.sequence import FinishReason
+from engine.snapshot_data import SnapshotState, batch_to_dict, pack, sequence_to_dict, unpack
 from engine.views import BlockState, BlockView, SequenceView, Totals
 
 PRIORITY_POLICY = "priority"
-
-
-class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An `EngineSnapshot` as plain data that can be encoded: nothing in it is shared with the snapshot.
-
-    Arrays have one little-endian number for each block: `filled` u16, `hashes` u64, `last_slots` i32.
-    """
-
-    step: int
-    t_ns: int
-    totals: Totals
-    sequences: list[SequenceView]
-    running: list[int]
-    """Their seq_ids in order of admission."""
-    tables: dict[int, list[int]]
-    """Slot to blocks."""
-    holders: dict[int, list[int]]
-    """Block to slots, oldest first."""
-    filled: bytes
-    hashes: bytes
-    last_slots: bytes
-    last_record: StepRecord | None
-    last_batch: StepRecord | None
-    policies: Policies | None = None
-    """None: those of the configuration."""
 
 
 class EngineSnapshot:
@@ -157,11 +130,11 @@ class EngineSnapshot:
                 "cached": self.num_cached,
                 "used": self.num_used,
             },
-            "running": [_sequence_to_dict(view) for view in self._running.values()],
-            "waiting": [_sequence_to_dict(view) for view in self.waiting],
-            "batch": _batch_to_dict(self.last_batch),
+            "running": [sequence_to_dict(view) for view in self._running.values()],
+            "waiting": [sequence_to_dict(view) for view in self.waiting],
+            "batch": batch_to_dict(self.last_batch),
             "totals": msgspec.to_builtins(self.totals),
-            "policies": msgspec.to_builtins(self.policies),
+            "policies": msgspec.structs.asdict(self.policies),
             "host": self.host_counts,
         }
         if with_blocks:
@@ -193,9 +166,9 @@ class EngineSnapshot:
             running=list(self._running),
             tables={slot: list(blocks) for slot, blocks in self._tables.items() if blocks},
             holders={block_id: list(slots) for block_id, slots in self._holders.items()},
-            filled=_pack("H", self._filled),
-            hashes=_pack("Q", self._hashes),
-            last_slots=_pack("i", self._last_slot),
+            filled=pack("H", self._filled),
+            hashes=pack("Q", self._hashes),
+            last_slots=pack("i", self._last_slot),
             last_record=self.last_record,
             last_batch=self.last_batch,
             policies=self.policies,
@@ -208,9 +181,9 @@ class EngineSnapshot:
         snapshot.step, snapshot.t_ns, snapshot.totals = state.step, state.t_ns, state.totals
         snapshot.last_record, snapshot.last_batch = state.last_record, state.last_batch
         snapshot.policies = state.policies or snapshot.policies
-        snapshot._filled = _unpack("H", state.filled)
-        snapshot._hashes = _unpack("Q", state.hashes)
-        snapshot._last_slot = _unpack("i", state.last_slots)
+        snapshot._filled = unpack("H", state.filled)
+        snapshot._hashes = unpack("Q", state.hashes)
+        snapshot._last_slot = unpack("i", state.last_slots)
         snapshot._holders, snapshot._tables = state.holders, state.tables
         snapshot.sequences = {view.seq_id: view for view in state.sequences}
         for seq_id in state.running:
@@ -366,6 +339,7 @@ class EngineSnapshot:
                 view = self._leave_slot(event.seq_id)
                 view.num_preemptions += 1
                 view.num_computed_tokens = 0
+                view.num_tokens_before = event.num_tokens_lost + event.num_tokens_kept
             case Finished():
                 self._leave_slot(event.seq_id)
                 del self.sequences[event.seq_id]
@@ -396,7 +370,7 @@ class EngineSnapshot:
         num_found = event.num_cached_tokens + event.num_host_tokens
         self.totals.num_host_tokens += event.num_host_tokens
         if event.resumed:
-            self.totals.num_recomputed_tokens += event.num_tokens - num_found
+            self.totals.num_recomputed_tokens += max(0, view.num_tokens_before - num_found)
         else:
             view.num_cached_tokens = num_found
             self.totals.num_lookup_tokens += event.num_tokens
@@ -414,51 +388,3 @@ class EngineSnapshot:
             view.block_table = []
             view.is_loading = False
         return view
-
-
-def _pack(typecode: str, numbers: Iterable[int]) -> bytes:
-    packed = array(typecode, numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(typecode: str, data: bytes) -> list[int]:
-    packed = array(typecode, data)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
-
-
-def _sequence_to_dict(view: SequenceView) -> dict[str, Any]:
-    data: dict[str, Any] = msgspec.to_builtins(view)
-    data["num_output_tokens"] = view.num_output_tokens
-    data["num_blocks"] = len(view.block_table)
-    return data
-
-
-def _batch_to_dict(record: StepRecord | None) -> dict[str, Any] | None:
-    """Describe the newest step that computed something."""
-    if record is None:
-        return None
-    return {
-        "step": record.step,
-        "t_ns": record.t_ns,
-        "schedule_ms": record.schedule_ns / 1e6,
-        "forward_ms": record.forward_ns / 1e6,
-        "sample_ms": record.sample_ns / 1e6,
-        "host_ms": record.host_ns / 1e6,
-        "stop_reason": StopReason(record.stop_reason).name.lower(),
-        "token_budget": record.token_budget,
-        "num_scheduled_tokens": sum(entry.num_scheduled for entry in record.batch),
-        "entries": [
-            {
-                "seq_id": entry.seq_id,
-                "slot": entry.slot,
-                "kind": "decode" if entry.is_decode else "prefill",
-                "num_computed_before": entry.num_computed_before,
-                "num_scheduled": entry.num_scheduled,
-            }
-            for entry in record.batch
-        ],
-    }

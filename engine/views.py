@@ -64,6 +64,8 @@ class SequenceView(msgspec.Struct):
     due_ns: int = 0
     is_loading: bool = False
     miss: PrefixMiss | None = None
+    num_tokens_before: int = 0
+    """Tokens whose KV it had when it was preempted last."""
 
     @property
     def num_output_tokens(self) -> int:

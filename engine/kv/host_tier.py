@@ -44,8 +44,15 @@ class HostTier:
         return host_id
 
     def store(self, block_hash: bytes, parent_hash: bytes, tokens: bytes) -> int | None:
-        """Return a host block to copy to, None if all are pinned or the hash is taken by other tokens."""
+        """Return a host block to copy to, None if nothing needs to be copied or nothing can.
+
+        Nothing needs to be if it is there already, which makes it the most recently used one; nothing can if
+        all are pinned or other tokens have the hash.
+        """
         if block_hash in self._by_hash:
+            host_id = self._by_hash[block_hash]
+            if host_id in self._cached:
+                self._cached.move_to_end(host_id)
             return None
         if self._free:
             host_id = self._free.pop()

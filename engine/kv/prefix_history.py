@@ -6,6 +6,8 @@ from engine.records import PrefixMiss
 
 MIN_REMEMBERED = 4_096
 MAX_REMEMBERED = 65_536
+MAX_SIBLINGS = 4
+"""Chains that are remembered to have gone on differently after one block."""
 
 
 class PrefixHistory:
@@ -16,13 +18,15 @@ class PrefixHistory:
         self._capacity = min(max(MIN_REMEMBERED, 2 * num_blocks), MAX_REMEMBERED)
         # Hash of a block -> when and for whom it was evicted.
         self._evicted: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
-        # Hash of a block -> the newest block after it: its hash, its tokens and who made it.
-        self._children: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
+        # Hash of a block -> the newest blocks after it, newest first: their tokens and who made them.
+        self._children: OrderedDict[bytes, list[tuple[bytes, str]]] = OrderedDict()
 
     def note_published(self, parent_hash: bytes, tokens: bytes, block_hash: bytes, request_id: str) -> None:
         """Take note of a new block of a chain."""
         self._evicted.pop(block_hash, None)
-        self._children[parent_hash] = (tokens, request_id)
+        siblings = self._children.get(parent_hash, ())
+        others = [sibling for sibling in siblings if sibling[0] != tokens]
+        self._children[parent_hash] = [(tokens, request_id), *others[: MAX_SIBLINGS - 1]]
         self._children.move_to_end(parent_hash)
         if len(self._children) > self._capacity:
             self._children.popitem(last=False)
@@ -38,11 +42,13 @@ class PrefixHistory:
         if block_hash in self._evicted:
             step, request_id = self._evicted[block_hash]
             return PrefixMiss("evicted", first, step, request_id)
-        if parent_hash in self._children:
-            others, request_id = self._children[parent_hash]
-            if others != tokens:
-                return PrefixMiss("differs", first + _common_tokens(tokens, others), 0, request_id)
-        return PrefixMiss("new", first)
+        siblings = self._children.get(parent_hash, [])
+        if not siblings or any(tokens == others for others, _ in siblings):  # that one is long forgotten
+            return PrefixMiss("new", first)
+        position, _, request_id = max(
+            (_common_tokens(tokens, others), -age, maker) for age, (others, maker) in enumerate(siblings)
+        )
+        return PrefixMiss("differs", first + position, 0, request_id)
 
 
 def _common_tokens(tokens: bytes, others: bytes) -> int:

@@ -17,6 +17,7 @@ Pure and deterministic: no clock, no randomness, no tensors.
 from engine.kv.loads import LOAD_DEADLINE_STEPS
 from engine.records import StopReason
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
+from engine.scheduling.queue import Place
 from engine.scheduling.state import SchedulerState
 from engine.sequence import Sequence, SequenceStatus
 
@@ -32,6 +33,7 @@ class StepPlanner:
         self._plan: dict[int, ScheduledSequence] = {}
         self._output = SchedulerOutput()
         self._preempted = False
+        self._first_interrupted: Place | None = None
 
     def plan(self) -> SchedulerOutput:
         """Choose the step's work: running sequences first, then admissions."""
@@ -84,7 +86,7 @@ class StepPlanner:
                 for other in state.running
                 if _may_go(other) and state.order.may_displace(sequence, other)
             ]
-            victim = state.preempt(sequence, candidates)
+            victim = state.preempt(sequence, state.order.first_to_go(candidates))
             self._preempted = True
             self._unplan(victim)
             if victim is sequence:
@@ -105,6 +107,8 @@ class StepPlanner:
             if self._budget == 0:
                 output.stop_reason = StopReason.TOKEN_BUDGET
                 return
+            if self._is_behind_victim(sequence):
+                break
             if self._kv.still_awaits_prefix(sequence):
                 self._note_pending(sequence)
                 continue
@@ -113,7 +117,13 @@ class StepPlanner:
                 output.stop_reason = reason
                 return
         if self._preempted:
-            output.stop_reason = StopReason.NO_FREE_BLOCKS
+            is_full = not state.has_free_slot
+            output.stop_reason = StopReason.MAX_NUM_SEQS if is_full else StopReason.NO_FREE_BLOCKS
+
+    def _is_behind_victim(self, sequence: Sequence) -> bool:
+        """Whether one that has just been interrupted stands before this one in the queue."""
+        first = self._first_interrupted
+        return first is not None and self._state.order.place(sequence) > first
 
     def _note_pending(self, sequence: Sequence) -> None:
         self._output.stop_reason = StopReason.PREFIX_PENDING
@@ -126,25 +136,33 @@ class StepPlanner:
         fit now, not only its first chunk. Nothing is reserved for the rest, but one that could not even run
         alone beside the others would only be preempted. One that was preempted gets all its blocks at once.
         """
-        state, config = self._state, self._state.config
-        if not state.has_free_slot and not self._interrupt_for(sequence, []):
+        state = self._state
+        if not state.has_free_slot and not self._interruptible(sequence):
             return StopReason.MAX_NUM_SEQS
         hits = self._kv.get_computed_blocks(sequence)
         host_ids = self._kv.get_host_blocks(sequence, len(hits))
         if self._kv.is_prefix_pending(sequence, len(hits) + len(host_ids)):
             self._note_pending(sequence)
             return None
-        num_tokens = max(len(sequence.token_ids), sequence.safe_tokens)
-        reserved = config.watermark_blocks if state.running else 0
-        num_missing = self._kv.num_missing(hits, num_tokens, reserved)
-        if 0 < num_missing <= len(state.lookahead):
-            state.take_back_lookahead(num_missing)
-            num_missing = self._kv.num_missing(hits, num_tokens, reserved)
-        if num_missing and not self._interrupt_for(sequence, hits):
-            fits_bare = reserved and not self._kv.num_missing(hits, num_tokens, 0)
-            return StopReason.WATERMARK if fits_bare else StopReason.NO_FREE_BLOCKS
+        if not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)):
+            if not self._interrupt_for(sequence, hits):
+                return self._why_not(sequence, hits)
+            # Victims that were swapped out may have pushed out what was found.
+            host_ids = self._kv.get_host_blocks(sequence, len(hits))
         self._admit(sequence, hits, host_ids)
         return None
+
+    def _num_missing(self, sequence: Sequence, hits: list[int], num_running: int) -> int:
+        """Count the blocks that lack for admitting it beside so many others, which keep room to grow."""
+        num_tokens = max(len(sequence.token_ids), sequence.safe_tokens)
+        reserved = self._state.config.watermark_blocks if num_running else 0
+        return self._kv.num_missing(hits, num_tokens, reserved)
+
+    def _why_not(self, sequence: Sequence, hits: list[int]) -> StopReason:
+        if not self._state.has_free_slot:
+            return StopReason.MAX_NUM_SEQS
+        fits_bare = not self._num_missing(sequence, hits, num_running=0)
+        return StopReason.WATERMARK if fits_bare else StopReason.NO_FREE_BLOCKS
 
     def _admit(self, sequence: Sequence, hits: list[int], host_ids: list[int]) -> None:
         block_size = self._state.config.block_size
@@ -156,26 +174,29 @@ class StepPlanner:
             self._plan[sequence.seq_id] = ScheduledSequence(sequence, num_found, num_new)
             self._budget -= num_new
 
+    def _interruptible(self, sequence: Sequence) -> list[Sequence]:
+        """Return the running sequences that may have to give way to this one, which waits."""
+        order = self._state.order
+        if not order.interrupts:
+            return []
+        running = self._state.running
+        return [other for other in running if _may_go(other) and order.may_interrupt(sequence, other)]
+
     def _interrupt_for(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Preempt less urgent sequences until this one has room, unless even all of them are too few."""
+        """Preempt less urgent sequences until this one has room, or nobody if even all would be too few."""
         state = self._state
-        candidates = [
-            other for other in state.running if _may_go(other) and state.order.may_interrupt(sequence, other)
-        ]
-        num_tokens = max(len(sequence.token_ids), sequence.safe_tokens)
-        reserved = state.config.watermark_blocks
-        held = {block_id for other in candidates for block_id in other.block_table}.difference(hits)
-        num_missing = self._kv.num_missing(hits, num_tokens, reserved)
-        if not candidates or self._kv.pool.num_held_alone(held) < num_missing:
+        candidates = self._interruptible(sequence)
+        tables = [other.block_table for other in candidates]
+        num_missing = self._num_missing(sequence, hits, num_running=len(state.running) - len(candidates))
+        if not candidates or not self._kv.pool.would_free(tables, hits, num_missing):
             return False
-        while not state.has_free_slot or self._kv.num_missing(hits, num_tokens, reserved):
-            if not candidates:
-                return False
-            lowest = max(other.priority for other in candidates)
-            victim = state.preempt(sequence, [other for other in candidates if other.priority == lowest])
+        while not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)):
+            victim = state.preempt(sequence, state.order.first_to_go(candidates))
             candidates.remove(victim)
             self._preempted = True
             self._unplan(victim)
+            place = state.order.place(victim)
+            self._first_interrupted = min(self._first_interrupted or place, place)
         return True
 
     # ------------------------------------------------------------------ ahead of need

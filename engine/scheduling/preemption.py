@@ -87,9 +87,9 @@ def choose_victim(
     policy: PreemptionPolicy, candidates: Iterable[Sequence]
 ) -> tuple[Sequence, list[tuple[int, float]]]:
     """Return the victim and every candidate as (seq_id, score)."""
-    scores = [(policy.score(sequence), -sequence.seq_id, sequence) for sequence in candidates]
-    victim = min(scores, key=lambda entry: entry[:2])[2]
-    return victim, [(sequence.seq_id, score) for score, _, sequence in scores]
+    score = policy.score
+    scores = [(score(sequence), -sequence.seq_id, sequence) for sequence in candidates]
+    return min(scores)[2], [(-newness, points) for points, newness, _ in scores]
 
 
 def reckon_costs(config: EngineConfig, num_tokens: int, num_blocks: int) -> tuple[float, float]:

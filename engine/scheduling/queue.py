@@ -14,6 +14,8 @@ class QueueOrder:
     """First come, first served; a preempted sequence goes back to the place its arrival gives it."""
 
     name = "fcfs"
+    interrupts = False
+    """Whether `may_interrupt` may ever be true."""
 
     @staticmethod
     def place(sequence: Sequence) -> Place:
@@ -30,6 +32,11 @@ class QueueOrder:
         """Whether `victim` may lose its blocks so that `newcomer`, which waits, can start."""
         return False
 
+    @staticmethod
+    def first_to_go(candidates: list[Sequence]) -> list[Sequence]:
+        """Return those of the candidates among whom the victim policy chooses."""
+        return candidates
+
 
 class PriorityOrder(QueueOrder):
     """By arrival plus the ageing time for each step of priority: lower numbers first, and nobody starves.
@@ -40,6 +47,7 @@ class PriorityOrder(QueueOrder):
     """
 
     name = "priority"
+    interrupts = True
 
     @staticmethod
     def place(sequence: Sequence) -> Place:
@@ -57,6 +65,12 @@ class PriorityOrder(QueueOrder):
     def may_interrupt(newcomer: Sequence, victim: Sequence) -> bool:
         """Only who is less urgent, and has not made up for it by waiting."""
         return victim.priority > newcomer.priority and victim.due_ns > newcomer.due_ns
+
+    @staticmethod
+    def first_to_go(candidates: list[Sequence]) -> list[Sequence]:
+        """Return the least urgent ones."""
+        lowest = max(sequence.priority for sequence in candidates)
+        return [sequence for sequence in candidates if sequence.priority == lowest]
 
 
 _ORDERS: dict[str, type[QueueOrder]] = {order.name: order for order in (QueueOrder, PriorityOrder)}

@@ -74,11 +74,33 @@ class Client:
         assert self.picture.step == hub.snapshot.step, self.name
         assert self.picture.cells == cells, f"{self.name}, step {hub.snapshot.step}"
         assert self.picture.rows[-1] == hub.snapshot.step
+        assert self.picture.host == host_facts(core)
         self.messages.append(message)
-        self.expected.append({"step": hub.snapshot.step, "cells": cells, "rows": len(set(self.picture.rows))})
+        self.expected.append(
+            {
+                "step": hub.snapshot.step,
+                "cells": cells,
+                "rows": len(set(self.picture.rows)),
+                "host": self.picture.host,
+            }
+        )
         self._sent += 1
         self._unpainted.append((hub.clock() + next(self._delays), self._sent))
         assert len(self._unpainted) <= 2, "two messages at most are on their way"
+
+
+def host_facts(core: EngineCore) -> dict[str, int] | None:
+    """Describe the host tier from the engine's books; None when there is none."""
+    if core.config.num_host_blocks == 0:
+        return None
+    kv, running = core.scheduler.state.kv, core.scheduler.state.running
+    num_loading = sum(sequence.load_id != 0 for sequence in running)
+    return {
+        "total": kv.host.num_blocks,
+        "used": kv.host.num_used,
+        "pinned": kv.host.num_pinned,
+        "loading": num_loading,
+    }
 
 
 def _random_delays(seed: int, longest_s: float) -> Iterator[float]:
@@ -123,8 +145,12 @@ def _replay_in_javascript(client: Client, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_node("replay_frames.mjs", path).splitlines()]
 
 
+HOST_TIER = {"policy": "priority", "num_host_blocks": 40, "load_steps": 3, "policy_rate": 0.02}
+
+
 @pytest.mark.parametrize(
-    ("seed", "overrides"), [(1, {}), (2, {"num_blocks": 40, "max_num_seqs": 12, "fail_rate": 0.01})]
+    ("seed", "overrides"),
+    [(1, {}), (2, {"num_blocks": 40, "max_num_seqs": 12, "fail_rate": 0.01, **HOST_TIER}), (4, HOST_TIER)],
 )
 def test_every_client_sees_the_engine_as_it_is(seed: int, overrides: dict[str, Any], tmp_path: Path) -> None:
     clients = _make_clients()
@@ -136,7 +162,8 @@ def test_every_client_sees_the_engine_as_it_is(seed: int, overrides: dict[str, A
         assert client.picture.gaps == []
         assert missing_rows(client.picture.rows, client.picture.gaps) == []
         seen = _replay_in_javascript(client, tmp_path)
-        assert [{key: line[key] for key in ("step", "cells", "rows")} for line in seen] == client.expected
+        keys = ("step", "cells", "rows", "host")
+        assert [{key: line[key] for key in keys} for line in seen] == client.expected
     assert clients[-1].num_connections > 3
     prompt = clients[0].picture
     assert prompt.num_keyframes > 1, "a keyframe replaces a delta when much has changed"

@@ -21,11 +21,11 @@ NUM_SEEKS = 40
 class Run:
     """Records of a random run, and the state after each of them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **overrides: Any) -> None:
         self.records: list[StepRecord] = []
         self.states: list[EngineSnapshot] = []
         snapshot = None
-        for core, result in random_run(seed, NUM_STEPS):
+        for core, result in random_run(seed, NUM_STEPS, **overrides):
             if snapshot is None:
                 snapshot = EngineSnapshot(core.config)
                 self.states.append(copy(snapshot))
@@ -68,6 +68,12 @@ class Run:
         assert seen["problem"] == ""
         state = self.states[seen["step"]]
         assert seen["cells"] == packed_cells(state.to_dict()["blocks"])
+        counts = state.host_counts
+        if counts["total"]:
+            num_loading = sum(view.is_loading for view in state.running)
+            assert seen["host"] == {**counts, "loading": num_loading}
+        else:
+            assert seen["host"] is None
         assert seen["batch"]["step"] == (state.last_batch.step if state.last_batch else 0)
         entries = state.last_batch.batch if state.last_batch else []
         assert [entry["seqId"] for entry in seen["batch"]["entries"]] == [entry.seq_id for entry in entries]
@@ -101,7 +107,10 @@ def test_after_any_seek_the_picture_is_the_recorded_state(tmp_path: Path) -> Non
 
 
 def test_over_a_gap_every_picture_is_still_a_recorded_state(tmp_path: Path) -> None:
-    run = Run(12)
+    run = Run(12, policy="priority", num_host_blocks=40, load_steps=3, policy_rate=0.02)
+    totals = run.states[-1].totals
+    assert totals.num_swaps > 0
+    assert totals.num_loads > 0
     for first_lost, last_lost in ((300, 310), (500, 530), (500, 1030)):
         run.write_chunks(tmp_path, (first_lost, last_lost))
         gaps = [{"first_step": first_lost, "num_steps": last_lost - first_lost + 1}]

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from engine.snapshot import EngineSnapshot, SnapshotState
+from engine.snapshot import EngineSnapshot
+from engine.snapshot_data import SnapshotState
 from tests.builders import random_run
 
 

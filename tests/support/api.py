@@ -44,10 +44,12 @@ class Api:
 
 
 @asynccontextmanager
-async def running_api(engine: FakeEngine | None = None, *, wait_ready: bool = True) -> AsyncIterator[Api]:
+async def running_api(
+    engine: FakeEngine | None = None, *, wait_ready: bool = True, **settings: Any
+) -> AsyncIterator[Api]:
     """Start the application; by default wait until the engine is there."""
     engine = engine or FakeEngine()
-    app = create_app(Settings(served_model_name=MODEL), engine.load)
+    app = create_app(Settings(served_model_name=MODEL, **settings), engine.load)
     plugin = app.plugins.get(ApplicationPlugin)
     async with AsyncTestClient(app=app, base_url=BASE_URL) as client:
         if wait_ready:

@@ -77,6 +77,7 @@ class Picture:
     rows: list[int] = field(default_factory=list)
     last_row: dict[str, Any] | None = None
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    host: dict[str, int] | None = None
     batch: dict[str, Any] | None = None
     marks: list[tuple[int, ...]] = field(default_factory=list)
     marks_lost: int = 0
@@ -118,6 +119,11 @@ class Picture:
                 self.marks_lost += frame["overflow"]
             case 7:
                 self.gaps.append((frame["first_step"], frame["n_steps"]))
+            case 9:
+                self.host = dict(
+                    zip(("total", "used", "pinned", "loading"), struct.unpack("<4I", payload), strict=True)
+                )
+                assert count == 1
             case kind:
                 raise AssertionError(f"unknown frame {kind}")
 

@@ -1,20 +1,13 @@
 """What the scheduler decides, and what it says about why."""
 
-from typing import TypeVar
-
 import pytest
 
 from engine.errors import ConfigError, ContextLengthError, QueueFullError, RequestError
-from engine.records import Admitted, Event, Finished, Preempted, Rejected, StepResult, StopReason
+from engine.records import Admitted, Finished, Preempted, Rejected, StopReason
 from engine.scheduling.preemption import make_preemption_policy
 from engine.sequence import FinishReason
 from tests.builders import make_core, make_request, run_to_end, solo_output, stop_reasons, tokens_of
-
-EventT = TypeVar("EventT", bound=Event)
-
-
-def events_of(results: list[StepResult], kind: type[EventT]) -> list[EventT]:
-    return [event for result in results for event in result.record.events if isinstance(event, kind)]
+from tests.support.scheduling import events_of
 
 
 def test_as_many_tokens_as_asked_are_generated() -> None:
