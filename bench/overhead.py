@@ -47,7 +47,7 @@ RATIOS = (("recorded", "nothing recorded"), ("10 dashboards", "recorded"))
 
 @contextmanager
 def dashboards(url: str, figures: Figures) -> Iterator[int]:
-    """Have pages watch the server during the block, which gets their process; add to `figures` what they took."""
+    """Have pages watch the server during the block, which gets their process; then add what they took."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.dashboards", url, "--number", str(NUM_DASHBOARDS)],
         cwd=ROOT,

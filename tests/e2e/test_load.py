@@ -65,6 +65,25 @@ def test_prompts_are_answered_turn_by_turn(server: ServerProcess) -> None:
     assert summary(result.stdout)["finished"] == "4"
 
 
+def test_priorities_are_reported_by_class_and_unknown_ones_refused(server: ServerProcess) -> None:
+    options = ("--trace", "mooncake", "--rows", "4", "--speed", "0")
+    result = run(server, *options, "--priority", "premium=0.5,bulk=0.25")
+
+    assert result.returncode == 0, result.stderr
+    lines = summary(result.stdout)
+    assert {name: lines[name].split()[0] for name in ("premium", "bulk", "no class")} == {
+        "premium": "2",
+        "bulk": "1",
+        "no class": "1",
+    }
+    assert "first token mean" in lines["premium"]
+    items = httpx.get(f"{server.url}/api/requests?limit=4").json()["items"]
+    assert sorted(item["priority"] for item in items) == [-10, -10, 0, 10]
+    refused = run(server, *options, "--priority", "royal=1")
+    assert refused.returncode == 2
+    assert "the server has no class royal (it has: premium, standard, bulk)." in refused.stderr
+
+
 def test_interrupt_ends_with_the_summary_and_frees_the_server(server: ServerProcess) -> None:
     options = ("--trace", "azure-conv", "--rows", "40", "--speed", "0", "--scale", "4")
     process = subprocess.Popen(
