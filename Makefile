@@ -16,7 +16,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup model kernels browser serve test check fast sanitize format bench
+.PHONY: help setup model kernels browser serve test check fast fuzz sanitize format bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: $(DEV) ## lint, format, types, import rules, lengths, vendored files, doc
 
 fast: $(DEV) ## only the tests that need no model, no server and no browser
 	@$(PY) -m pytest -q tests/unit tests/property $(ARGS)
+
+fuzz: $(DEV) ## look for hours for a life in which the scheduler is wrong  [ARGS='--hours 8 --seed 100']
+	@$(PY) -m tests.support.fuzz $(ARGS)
 
 # Optional: a debug build for each instruction set (minutes, once), then the tests at a third of the speed.
 sanitize: $(DEV) ## the tests of the native kernels under AddressSanitizer  [ARGS=...]

@@ -21,7 +21,7 @@ import msgspec
 from app.errors import InterruptedAnswerError
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError
-from engine.records import Policies, StepResult
+from engine.records import Policies, Stalled, StepResult
 from engine.sequence import EngineRequest
 
 if TYPE_CHECKING:  # these modules import torch, which only `load` may do, in the engine thread
@@ -270,6 +270,9 @@ class EngineThread:
     def _emit(self, result: StepResult, error: str | None = None) -> None:
         """Hand a step's result to the loop; waits while too many are on their way."""
         self._has_changed = True
+        for event in result.record.events:
+            if isinstance(event, Stalled):
+                logger.error("There was work but nothing to do; the first request was ended: %s", event)
         with self._outbox_changed:
             while len(self._outbox) >= OUTBOX_STEPS and not self._stopping.is_set():
                 self._outbox_changed.wait(IDLE_TURN_S)

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from engine.config import MAX_PRIORITY
 from engine.errors import ConfigError
 
 ENV_PREFIX = "PAGEGLASS_"
 MAX_SHOWN_CHARS = 40
 MAX_SIZE_BYTES = 2**60
 """More than any machine has; keeps sizes in the range that everything else can count in."""
-
-MAX_PRIORITY = 1000
-"""Priorities go from minus this number, the most urgent, to this number."""
 
 # Few digits are enough for every allowed value, and reading many takes long.
 _SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?[ \t]*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)

@@ -10,6 +10,9 @@ MAX_BLOCK_SIZE = 256
 MAX_NUM_SEQS = 4096
 MAX_NUM_BLOCKS = 2**24
 MAX_AGEING_S = 86_400.0
+MAX_PRIORITY = 1000
+"""Priorities are whole numbers from -1000 to 1000, lower ones more urgent."""
+
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 
 

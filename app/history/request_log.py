@@ -233,7 +233,7 @@ class RequestLog:
     def _preempt(self, event: Preempted, record: StepRecord) -> None:
         choice = self._choices[event.seq_id]
         self._awaiting.pop(event.seq_id, None)
-        choice.request.preempt(choice)
+        choice.request.preempt(choice, event)
         self._batch.touch(choice.request)
         beneficiary = self._choices.get(event.beneficiary)
         detail = {

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from app.history.request_info import RequestInfo
-from engine.records import Admitted, Arrived, Finished, Rejected, StepRecord
+from engine.records import Admitted, Arrived, Finished, Preempted, Rejected, StepRecord
 from engine.sequence import FinishReason
 from engine.snapshot import EngineSnapshot
 
@@ -19,7 +19,7 @@ def most_severe(reasons: list[str]) -> str:
 class OpenChoice:
     """One choice of an open request."""
 
-    __slots__ = ("choice_index", "has_tokens", "request", "seq_id")
+    __slots__ = ("choice_index", "has_tokens", "num_tokens_before", "request", "seq_id")
 
     def __init__(self, request: "OpenRequest", choice_index: int, seq_id: int) -> None:
         """Start waiting."""
@@ -27,6 +27,8 @@ class OpenChoice:
         self.choice_index = choice_index
         self.seq_id = seq_id
         self.has_tokens = False
+        self.num_tokens_before = 0
+        """Tokens that were computed when it was last preempted."""
 
 
 class OpenRequest:
@@ -82,12 +84,13 @@ class OpenRequest:
             self.admitted_ns, self.admitted_step = record.t_ns, record.step
         num_found = event.num_cached_tokens + event.num_host_tokens
         if event.resumed:
-            self.num_recomputed_tokens += event.num_tokens - num_found
+            self.num_recomputed_tokens += max(0, choice.num_tokens_before - num_found)
         elif self._counts(choice.choice_index):
             self.num_cached_tokens += num_found
 
-    def preempt(self, choice: OpenChoice) -> None:
+    def preempt(self, choice: OpenChoice, event: Preempted) -> None:
         """A choice has lost its slot and waits again."""
+        choice.num_tokens_before = event.num_tokens_lost + event.num_tokens_kept
         self._in_slots.discard(choice.seq_id)
         self.num_preemptions += 1
 

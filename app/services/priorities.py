@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from app.setting_values import MAX_PRIORITY, PriorityClass
+from app.setting_values import PriorityClass
+from engine.config import MAX_PRIORITY
 from engine.errors import RequestError
 
 MAX_SHOWN_CHARS = 40

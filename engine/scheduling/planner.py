@@ -53,11 +53,17 @@ class StepPlanner:
     # ------------------------------------------------------------------ running sequences
 
     def _schedule_running(self) -> None:
-        """Give each running sequence its tokens; one is left for each that comes after it."""
+        """Give each running sequence its tokens; one is left for each that comes after it.
+
+        They come in the order of their admission, or of their urgency where that counts: a long prompt of
+        little urgency takes what the others leave.
+        """
         state, plan = self._state, self._plan
         block_size, running = state.config.block_size, SequenceStatus.RUNNING
         num_behind = len(state.running)
-        for sequence in state.running.copy():
+        place = state.order.place
+        sequences = sorted(state.running, key=place) if state.order.interrupts else state.running.copy()
+        for sequence in sequences:
             num_behind -= 1
             if sequence.status is not running or sequence.load_id:
                 continue

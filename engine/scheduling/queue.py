@@ -15,7 +15,7 @@ class QueueOrder:
 
     name = "fcfs"
     interrupts = False
-    """Whether `may_interrupt` may ever be true."""
+    """Whether urgency counts among running sequences, too: only then may `may_interrupt` be true."""
 
     @staticmethod
     def place(sequence: Sequence) -> Place:
@@ -42,8 +42,11 @@ class PriorityOrder(QueueOrder):
     """By arrival plus the ageing time for each step of priority: lower numbers first, and nobody starves.
 
     A sequence of priority p is overtaken only by those that arrive within (p - p') * ageing after it, p'
-    being theirs; whoever comes later stands behind it and cannot take its blocks. (Ageing as a fixed virtual
-    arrival needs no sorting again: the idea of virtual clocks, Zhang, SIGCOMM 1990.)
+    being theirs; whoever comes later stands behind it and cannot take its blocks. So it ends, at the
+    latest, when all that had arrived by (p - p_min) * ageing after it, p_min being the lowest number in use,
+    and itself have been served one after the other. Two things are not overtaking: while it waits for a
+    prefix that somebody is computing, others go on; and among equals the victim policy decides. (Ageing as a
+    fixed virtual arrival needs no sorting again: the idea of virtual clocks, Zhang, SIGCOMM 1990.)
     """
 
     name = "priority"

@@ -1,6 +1,6 @@
 """What is refused before it is queued: requests that could never be served."""
 
-from engine.config import EngineConfig
+from engine.config import MAX_PRIORITY, EngineConfig
 from engine.errors import ContextLengthError, RequestError
 from engine.sequence import EngineRequest
 
@@ -14,6 +14,12 @@ def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int)
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         raise RequestError(
             f"The prompt has token ids outside 0 to {vocab_size - 1}.", param="prompt", code="invalid_value"
+        )
+    if abs(request.priority) > MAX_PRIORITY:
+        raise RequestError(
+            f"priority is {request.priority}; allowed: -{MAX_PRIORITY} to {MAX_PRIORITY}.",
+            param="priority",
+            code="invalid_value",
         )
     if len(token_ids) >= config.max_model_len:
         raise make_context_length_error(str(len(token_ids)), config.max_model_len)

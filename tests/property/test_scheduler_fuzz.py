@@ -18,7 +18,6 @@ MUST_HAPPEN = {
     "host hits",
     "interrupted",
     "lookahead",
-    "lookahead taken back",
     "lookahead unused",
     "miss: differs",
     "miss: evicted",

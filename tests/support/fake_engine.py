@@ -68,8 +68,10 @@ class ScriptedRunner(FakeRunner):
         self.failures = 0
         self.step_s = 0.0
         self.num_steps = 0
+        self.num_begun = 0
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        self.num_begun += 1
         self.gate.wait(GATE_TIMEOUT_S)
         time.sleep(self.step_s)
         self.num_steps += 1

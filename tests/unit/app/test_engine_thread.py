@@ -146,6 +146,7 @@ async def test_a_request_that_comes_after_the_end_is_refused() -> None:
     await recorder.loaded.wait()
     engine.runner.gate.clear()
     await submit(thread, make_request("first", 5))
+    await until(lambda: engine.runner.num_begun == 1)  # from here on it takes no command before the step ends
     admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     stopping = asyncio.create_task(thread.stop(10))
     await asyncio.sleep(0)
@@ -260,6 +261,7 @@ async def test_policies_that_come_after_the_end_are_refused() -> None:
     await recorder.loaded.wait()
     engine.runner.gate.clear()
     await submit(thread, make_request("first", 5))
+    await until(lambda: engine.runner.num_begun == 1)
     stopping = asyncio.create_task(thread.stop(10))
     await asyncio.sleep(0)
     late = set_policies(thread, policy="priority")

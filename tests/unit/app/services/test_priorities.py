@@ -1,7 +1,8 @@
 import pytest
 
 from app.services.priorities import Priorities
-from app.setting_values import MAX_PRIORITY, PriorityClass
+from app.setting_values import PriorityClass
+from engine.config import MAX_PRIORITY
 from engine.errors import RequestError
 
 PRIORITIES = Priorities([PriorityClass("slow", 7), PriorityClass("quick", -3)])

@@ -95,3 +95,24 @@ def test_an_abort_gives_a_reserved_block_back() -> None:
     assert result is not None
     assert count_ops([result], BlockOpKind.FREE, FreeCause.UNUSED_LOOKAHEAD) == 1
     assert result.record.num_used == 0
+
+
+def test_who_needs_a_block_takes_one_back_that_was_reserved_ahead() -> None:
+    core = make_core(num_blocks=6, num_host_blocks=8, load_steps=2, watermark=0.0, max_num_batched_tokens=24)
+    prompts = {"loaded": own_prompt(1, 10), "other": own_prompt(3, 5), "gone": own_prompt(4, 3)}
+    for name, prompt in (("before", own_prompt(1, 9)), ("evicts it", own_prompt(2, 23))):
+        core.add_request(make_request(name, prompt=prompt, max_tokens=1))
+        run_to_end(core)
+    prompts["ahead"] = own_prompt(5, 3)
+    core.add_requests([make_request(name, prompt=prompt, max_tokens=4) for name, prompt in prompts.items()])
+    results = [core.step()]
+    core.abort("gone")  # its block, blank, is reserved ahead of need; then the load ends
+    results.append(core.step())
+    assert [sequence.request_id for sequence in core.scheduler.state.lookahead.values()] == ["ahead"]
+    assert core.scheduler.state.kv.pool.num_available == 0
+    results.append(core.step())
+    assert count_ops(results[2:], BlockOpKind.FREE, FreeCause.UNUSED_LOOKAHEAD) == 1
+    assert "loaded" in {output.request_id for output in results[2].outputs}
+    results += run_to_end(core)
+    for name in ("loaded", "other", "ahead"):
+        assert tokens_of(results)[name] == solo_output(prompts[name], 4)
