@@ -146,16 +146,14 @@ class StepPlanner:
         if not state.has_free_slot and not self._interruptible(sequence):
             return StopReason.MAX_NUM_SEQS
         hits = self._kv.get_computed_blocks(sequence)
-        host_ids = self._kv.get_host_blocks(sequence, len(hits))
-        if self._kv.is_prefix_pending(sequence, len(hits) + len(host_ids)):
+        if self._kv.is_prefix_pending(sequence, len(hits)):
             self._note_pending(sequence)
             return None
-        if not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)):
-            if not self._interrupt_for(sequence, hits):
-                return self._why_not(sequence, hits)
-            # Victims that were swapped out may have pushed out what was found.
-            host_ids = self._kv.get_host_blocks(sequence, len(hits))
-        self._admit(sequence, hits, host_ids)
+        is_full = not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)) > 0
+        if is_full and not self._interrupt_for(sequence, hits):
+            return self._why_not(sequence, hits)
+        # Looked up last: victims that were swapped out may have pushed out what the host tier held.
+        self._admit(sequence, hits, self._kv.get_host_blocks(sequence, len(hits)))
         return None
 
     def _num_missing(self, sequence: Sequence, hits: list[int], num_running: int) -> int:

@@ -42,7 +42,7 @@ def test_fold_equals_books_after_every_record(seed: int, num_steps: int, overrid
     if snapshot.config.num_host_blocks:
         assert totals.num_swaps > 0
         assert totals.num_swapped_out > 0
-        assert totals.num_loads > totals.num_loads_hidden > 0
+        assert totals.num_loads >= totals.num_loads_hidden > 0
     assert totals.num_lookahead > 0 or snapshot.config.num_blocks < 20  # there is too little to spare
     assert totals.num_stalls == 0
 
