@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from app.commands.options import WholeNumber, scale_option, speed_option, trace_option
 from app.commands.progress import ProgressLine
 from app.load.client import LoadClient, ServerInfo
 from app.load.files import LoadError
@@ -23,16 +24,6 @@ _SHIPPED = {"--trace": SHIPPED_TRACES, "--prompts": SHIPPED_PROMPTS}
 
 _EXIT_FAILED = 1
 _EXIT_INTERRUPTED = 130
-
-
-class _WholeNumber(click.IntRange):
-    """A number whose error says what it is not; click's own speaks of an "integer range"."""
-
-    name = "whole number"
-
-
-class _Number(click.FloatRange):
-    name = "number"
 
 
 class _Seed(click.types.IntParamType):
@@ -59,29 +50,17 @@ class LoadSettings:
 
 
 @click.command()
-@click.option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL, or: azure-conv, mooncake.")
+@trace_option
 @click.option("--prompts", metavar="FILE", help="MT-bench JSONL, or: mt-bench.")
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Base URL of the server.")
 @click.option(
-    "--rows", type=_WholeNumber(min=1), metavar="N", default=100, show_default=True, help="First N rows."
+    "--rows", type=WholeNumber(min=1), metavar="N", default=100, show_default=True, help="First N rows."
 )
-@click.option(
-    "--speed",
-    type=_Number(min=0),
-    metavar="FACTOR",
-    default=1.0,
-    show_default=True,
-    help="Arrivals are this many times faster than recorded; 0 sends all at once.",
-)
-@click.option(
-    "--scale",
-    type=_Number(min=0, min_open=True),
-    metavar="FACTOR",
-    help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]",
-)
+@speed_option
+@scale_option
 @click.option(
     "--max-tokens",
-    type=_WholeNumber(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     default=128,
     show_default=True,
@@ -89,7 +68,7 @@ class LoadSettings:
 )
 @click.option(
     "--concurrency",
-    type=_WholeNumber(min=1, max=4096),
+    type=WholeNumber(min=1, max=4096),
     metavar="N",
     default=64,
     show_default=True,

@@ -12,6 +12,37 @@ from app.settings import SETTINGS
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class WholeNumber(click.IntRange):
+    """A number whose error says what it is not; click's own speaks of an "integer range"."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """The same for numbers with a fraction."""
+
+    name = "number"
+
+
+trace_option = click.option(
+    "--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL, or: azure-conv, mooncake."
+)
+speed_option = click.option(
+    "--speed",
+    type=Number(min=0),
+    metavar="FACTOR",
+    default=1.0,
+    show_default=True,
+    help="Arrivals are this many times faster than recorded; with 0 all come at once.",
+)
+scale_option = click.option(
+    "--scale",
+    type=Number(min=0, min_open=True),
+    metavar="FACTOR",
+    help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]",
+)
+
+
 def setting_option(setting: Setting) -> Callable[[Command], Command]:
     """Return the decorator that gives a command the flag and the variable of one setting."""
     return click.option(

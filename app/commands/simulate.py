@@ -9,7 +9,13 @@ import click
 import msgspec
 
 from app.commands.history import check_revision, explain_file_faults, find_history_file
-from app.commands.options import data_dir_option
+from app.commands.options import (
+    WholeNumber,
+    data_dir_option,
+    scale_option,
+    speed_option,
+    trace_option,
+)
 from app.commands.progress import ProgressLine
 from app.errors import NotInHistoryError
 from app.history.session_file import SessionFile, open_session
@@ -86,14 +92,6 @@ Exit code 0 if all went well, 2 for bad input, 130 after Ctrl-C.
 """
 
 
-class _WholeNumber(click.IntRange):
-    name = "whole number"
-
-
-class _Number(click.FloatRange):
-    name = "number"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SimulateSettings:
     """The options of the command, by their names."""
@@ -117,7 +115,7 @@ class SimulateSettings:
 
 @click.command(help=HELP)
 @click.option("--session", metavar="SID", help="A recorded session: its id, or how that begins.")
-@click.option("--trace", metavar="FILE", help="Azure CSV or Mooncake JSONL, or: azure-conv, mooncake.")
+@trace_option
 @click.option(
     "--costs",
     metavar="SID",
@@ -132,23 +130,11 @@ class SimulateSettings:
     help="A setting to change; several times for more.",
 )
 @click.option(
-    "--num-blocks", type=_WholeNumber(min=1), multiple=True, metavar="N", help="Short for --set num_blocks=N."
+    "--num-blocks", type=WholeNumber(min=1), multiple=True, metavar="N", help="Short for --set num_blocks=N."
 )
-@click.option("--limit", type=_WholeNumber(min=1), metavar="N", help="First N requests.  [default: all]")
-@click.option(
-    "--speed",
-    type=_Number(min=0),
-    metavar="FACTOR",
-    default=1.0,
-    show_default=True,
-    help="Arrivals are this many times faster than recorded; 0 lets all come at once.",
-)
-@click.option(
-    "--scale",
-    type=_Number(min=0, min_open=True),
-    metavar="FACTOR",
-    help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]",
-)
+@click.option("--limit", type=WholeNumber(min=1), metavar="N", help="First N requests.  [default: all]")
+@speed_option
+@scale_option
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 @data_dir_option
 def simulate(**options: object) -> None:

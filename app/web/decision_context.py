@@ -6,8 +6,9 @@ import msgspec
 
 from app.realtime.decisions import SequenceName, StepDecisions
 from app.web.live_context import REASON_WORDS, short_id
+from app.web.miss_words import MissView, describe_miss
 from app.web.templating import NO_VALUE, format_count
-from engine.records import Admitted, Loaded, Policies, Preempted, PrefixMiss, Stalled
+from engine.records import Admitted, Loaded, Policies, Preempted, Stalled
 
 SCORE_WORDS: Final = {
     "newest-first": "the later it arrived, the lower",
@@ -57,14 +58,6 @@ class PreemptionView(msgspec.Struct, frozen=True, kw_only=True):
     why_it: str
     why_mode: str
     candidates: list[CandidateLine]
-
-
-class MissView(msgspec.Struct, frozen=True, kw_only=True):
-    """Why no more was cached: words, then perhaps a step and a request, each a link."""
-
-    words: str
-    step: int = 0
-    request: str = ""
 
 
 class AdmissionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,27 +215,8 @@ def _describe_admission(event: Admitted, found: StepDecisions) -> AdmissionView:
         num_cached_tokens=event.num_cached_tokens,
         num_host_tokens=event.num_host_tokens,
         num_new_tokens=event.num_tokens - event.num_cached_tokens - event.num_host_tokens,
-        miss=_describe_miss(event.miss),
+        miss=describe_miss(event.miss),
     )
-
-
-def _describe_miss(miss: PrefixMiss | None) -> MissView:
-    """Put a miss into words; the template adds step and request as links."""
-    if miss is None:
-        return MissView(words="all that can be was there")
-    position = format_count(miss.position)
-    match miss.kind:
-        case "evicted":
-            words = f"the next block, from token {position} on, was evicted at step"
-            return MissView(words=words, step=miss.step, request=miss.request_id)
-        case "differs":
-            return MissView(
-                words=f"differs at token {position} from what was cached", request=miss.request_id
-            )
-        case "new":
-            return MissView(words=f"from token {position} on nothing like it was cached")
-        case other:
-            return MissView(words=other)
 
 
 def _other_party(event: Loaded | Policies | Stalled, found: StepDecisions) -> Party | None:

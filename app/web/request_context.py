@@ -11,9 +11,10 @@ from app.services.request_life import BlockChange, Candidate, Phase, Wait
 from app.services.request_rows import RequestEvent, RequestFacts
 from app.services.requests import Choice, RequestLife
 from app.web.live_context import REASON_WORDS, format_age, short_id
+from app.web.miss_words import MissView, describe_miss
 from app.web.request_query import FILTER_NAMES
 from app.web.templating import NO_VALUE
-from engine.records import StopReason
+from engine.records import PrefixMiss, StopReason
 
 BAR_UNITS: Final = 1000
 MIN_BAR_UNITS: Final = 2
@@ -64,17 +65,13 @@ class PhaseBar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One admission, the first or a later one: tokens in all, found where, and why no more were found.
-
-    `other` is the request that `words` are about, if they are about one.
-    """
+    """One admission, the first or a later one: tokens in all, found where, and why no more were found."""
 
     step: int
     num_tokens: int
     num_cached_tokens: int
     num_host_tokens: int
-    words: str
-    other: str
+    miss: MissView | None
 
 
 class PreemptionLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,33 +236,23 @@ def _list_admissions(life: RequestLife, choice: Choice) -> list[AdmissionLine]:
         if event.kind not in {"admitted", "resumed"} or event.choice_index != choice.index:
             continue
         detail = event.detail
-        # Sessions of before there was a host tier do not say why no more was found.
-        miss: dict[str, Any] = detail.get("miss") or {}
         lines.append(
             AdmissionLine(
                 step=event.step,
                 num_tokens=detail["num_tokens"],
                 num_cached_tokens=detail["num_cached_tokens"],
                 num_host_tokens=detail.get("num_host_tokens", 0),
-                words=_describe_miss(miss),
-                other=miss.get("request_id", ""),
+                miss=_read_miss(detail),
             )
         )
     return lines
 
 
-def _describe_miss(miss: Mapping[str, Any]) -> str:
-    """Return why the prefix cache held no more, empty where it held all that it can."""
-    position = f"{miss.get('position', 0):,}"
-    match miss.get("kind"):
-        case "evicted":
-            return f"what follows {position} tokens had to make room in step {miss['step']:,}, for"
-        case "differs":
-            return f"it has another token after {position} than what was cached of"
-        case "new":
-            return f"nothing that goes on like it after {position} tokens was cached"
-        case _:
-            return ""
+def _read_miss(detail: Mapping[str, Any]) -> MissView | None:
+    """Return why no more was found; sessions of before there was a host tier do not say it."""
+    if "miss" not in detail:
+        return None
+    return describe_miss(msgspec.convert(detail["miss"], PrefixMiss | None))
 
 
 def _describe_costs(detail: Mapping[str, Any]) -> str:

@@ -70,3 +70,16 @@ async def served_copy(recording: Path, data_dir: Path) -> AsyncIterator[ServedAp
         await until(lambda: api.plugin.database.is_open)
         await api.plugin.writer.settle()
         yield api
+
+
+async def read_preemptions(client: httpx.AsyncClient, session: str) -> dict[int, list[dict[str, Any]]]:
+    """Return the preemptions of a session by step, from the records."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    facts = (await client.get(f"/api/sessions/{session}")).json()
+    for first in range(1, facts["last_step"] + 1, facts["chunk_steps"]):
+        chunk = (await client.get(f"/api/sessions/{session}/chunks/{first}?format=records")).json()
+        for record in chunk["items"]:
+            events = [event for event in record["events"] if event["type"] == "preempted"]
+            if events:
+                found[record["step"]] = events
+    return found

@@ -14,6 +14,7 @@ from playwright.async_api import Page, expect
 
 from tests.e2e.browser.conftest import Watcher
 from tests.e2e.browser.picture import POLL_S, TIMEOUT_S, wait_for
+from tests.support.recorded import read_preemptions
 from tests.support.server import ServerProcess
 from tests.support.tiny_server import ask, served_model, tiny_server, write_tiny_model
 
@@ -42,19 +43,6 @@ async def make_preemptions(client: httpx.AsyncClient, num: int) -> dict[str, Any
 async def read_state(client: httpx.AsyncClient) -> dict[str, Any]:
     answer: dict[str, Any] = (await client.get("/api/engine/state?blocks=0")).json()
     return answer
-
-
-async def read_preemptions(client: httpx.AsyncClient, session: str) -> dict[int, list[dict[str, Any]]]:
-    """Return what the records say of each step with preemptions."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    facts = (await client.get(f"/api/sessions/{session}")).json()
-    for first in range(1, facts["last_step"] + 1, facts["chunk_steps"]):
-        chunk = (await client.get(f"/api/sessions/{session}/chunks/{first}?format=records")).json()
-        for record in chunk["items"]:
-            events = [event for event in record["events"] if event["type"] == "preempted"]
-            if events:
-                found[record["step"]] = events
-    return found
 
 
 async def check_drawer(page: Page, preemptions: dict[int, list[dict[str, Any]]]) -> int:

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
 import pytest
 
 from app.errors import HistoryUnavailableError
 from app.services.sessions import SessionReader
 from tests.support.api import ServedApi, running_api, served_api, until
-from tests.support.recorded import make_small_engine, send_chats, served_copy
+from tests.support.recorded import make_small_engine, read_preemptions, send_chats, served_copy
 
 HTML = {"accept": "text/html"}
 DRAWER = {"hx-request": "true"}
@@ -41,19 +40,6 @@ async def recorded(recording: tuple[Path, str], tmp_path: Path) -> AsyncIterator
     folder, session = recording
     async with served_copy(folder, tmp_path / "recorded") as api:
         yield api, session
-
-
-async def read_preemptions(client: httpx.AsyncClient, session: str) -> dict[int, list[dict[str, Any]]]:
-    """Return the preemptions of a session by step, from the records."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    facts = (await client.get(f"/api/sessions/{session}")).json()
-    for first in range(1, facts["last_step"] + 1, facts["chunk_steps"]):
-        chunk = (await client.get(f"/api/sessions/{session}/chunks/{first}?format=records")).json()
-        for record in chunk["items"]:
-            events = [event for event in record["events"] if event["type"] == "preempted"]
-            if events:
-                found[record["step"]] = events
-    return found
 
 
 def read_candidates(text: str) -> list[list[tuple[int, float, bool]]]:
