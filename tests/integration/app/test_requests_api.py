@@ -330,4 +330,4 @@ async def test_a_miss_names_the_request_that_differs() -> None:
         }
         assert admitted["num_cached_tokens"] == 24
         page = (await api.client.get(f"/r/{second['id']}", headers=HTML)).text
-        assert f'than what was cached of <a class="mono" href="/r/{first["id"]}"' in page
+        assert f'from what was cached by request <a class="mono" href="/r/{first["id"]}"' in page
