@@ -13,12 +13,13 @@ from bench.recording import InstantRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.kv.block_pool import BlockPool
-from engine.records import FreeCause
+from engine.records import FreeCause, Preempted
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 
 POOL_SIZES = (1_000, 10_000, 100_000, 1_000_000)
 OPERATIONS = 20_000
+MAX_WARM_UP_STEPS = 1_000
 
 
 def main() -> None:
@@ -27,21 +28,22 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=256, help="running sequences (default 256)")
     parser.add_argument("--waiting", type=int, default=1000, help="waiting sequences (default 1000)")
     parser.add_argument("--blocks", type=int, default=100_000, help="blocks in the pool (default 100000)")
-    parser.add_argument("--steps", type=int, default=400, help="steps measured in each row (default 400)")
+    parser.add_argument("--steps", type=int, default=400, help="steps measured in each case (default 400)")
     options = parser.parse_args()
     print(versions())
     print(f"before: {yardstick()}")
     rows = [
-        [f"{policy}, {pressure}", *_schedule_us(options, policy, pressure)]
+        row
         for policy in ("fcfs", "priority")
-        for pressure in ("decoding", "preempting")
+        for pressure, num_host_blocks in (("roomy", 0), ("full", 0), ("full", options.blocks // 5))
+        for row in _schedule_us(options, policy, pressure, num_host_blocks)
     ]
     print_table(
         [
-            f"{options.running} running, {options.waiting} waiting, {options.blocks:,} blocks",
+            f"about {options.running} running, {options.waiting} waiting, {options.blocks:,} blocks",
             "median µs",
             "p99 µs",
-            "preemptions a step",
+            "steps",
         ],
         rows,
     )
@@ -50,9 +52,39 @@ def main() -> None:
     print(f"after: {yardstick()}")
 
 
-def _schedule_us(options: argparse.Namespace, policy: str, pressure: str) -> list[float]:
-    """Time the decision of steps in which all slots are taken and many wait."""
-    prompt_tokens = 64 if pressure == "decoding" else 16 * options.blocks // options.running - 64
+def _schedule_us(
+    options: argparse.Namespace, policy: str, pressure: str, num_host_blocks: int
+) -> list[list[object]]:
+    """Time the decision of steps while many wait, those that preempt apart.
+
+    roomy: all slots are taken, blocks are plenty. full: the pool just holds the running sequences' prompts,
+    so they preempt each other as they grow.
+    """
+    prompt_tokens = 64 if pressure == "roomy" else 16 * options.blocks // options.running - 64
+    core = _make_core(options, policy, prompt_tokens, num_host_blocks)
+    running = core.scheduler.state.running
+    for _ in range(MAX_WARM_UP_STEPS):
+        core.step()
+        is_loaded = len(running) >= options.running * 0.9
+        if is_loaded and all(sequence.num_computed_tokens >= prompt_tokens for sequence in running):
+            break
+    plain: list[float] = []
+    preempting: list[float] = []
+    for _ in range(options.steps):
+        record = core.step().record
+        preempts = any(isinstance(event, Preempted) for event in record.events)
+        (preempting if preempts else plain).append(record.schedule_ns / 1e3)
+    tier = f", host tier of {num_host_blocks:,}" if num_host_blocks else ""
+    return [
+        [f"{policy}, {name}{tier}", statistics.median(times), percentile(times, 99), len(times)]
+        for name, times in ((pressure, plain), (f"{pressure}, preempting", preempting))
+        if times
+    ]
+
+
+def _make_core(
+    options: argparse.Namespace, policy: str, prompt_tokens: int, num_host_blocks: int
+) -> EngineCore:
     config = EngineConfig(
         num_blocks=options.blocks,
         max_num_seqs=options.running,
@@ -60,31 +92,19 @@ def _schedule_us(options: argparse.Namespace, policy: str, pressure: str) -> lis
         max_model_len=prompt_tokens + 4096,
         max_waiting=options.waiting + options.running,
         policy=policy,
+        num_host_blocks=num_host_blocks,
     )
     core = EngineCore(config, InstantRunner())
-    params = SamplingParams(max_tokens=4096, ignore_eos=True)
     for index in range(options.running + options.waiting):
-        prompt = [index % 1000, index // 1000, *([index % 7] * (prompt_tokens - 2))]
         core.add_request(
             EngineRequest(
                 request_id=f"r{index}",
-                prompt_token_ids=prompt,
-                sampling_params=params,
+                prompt_token_ids=[index % 1000, index // 1000, *([index % 7] * (prompt_tokens - 2))],
+                sampling_params=SamplingParams(max_tokens=4096, ignore_eos=True),
                 priority=index % 3 * 10,
             )
         )
-    while (
-        any(s.num_computed_tokens < prompt_tokens for s in core.scheduler.state.running) or not core.has_work
-    ):
-        core.step()
-        if len(core.scheduler.state.running) == options.running:
-            break
-    times, preemptions = [], 0
-    for _ in range(options.steps):
-        record = core.step().record
-        times.append(record.schedule_ns / 1e3)
-        preemptions += sum(type(event).__name__ == "Preempted" for event in record.events)
-    return [statistics.median(times), percentile(times, 99), preemptions / options.steps]
+    return core
 
 
 def _block_ns() -> list[list[object]]:

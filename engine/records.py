@@ -163,8 +163,10 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", gc=False):
 class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     """A running sequence lost its blocks and waits again.
 
-    `candidates`: every sequence that could have been the victim with the policy's score; the
-    lowest score is taken, of equal ones the newest arrival. `beneficiary`: the sequence whose need caused it.
+    `candidates`: every sequence that could have been the victim with the policy's score; the lowest score is
+    taken, of equal ones the newest arrival; under the policy "priority" among the least urgent.
+    `beneficiary`: the sequence whose need caused it. `need`: "block" where that runs and needed a block,
+    "slot" or "room" (blocks) where it waited and is more urgent; empty in older records.
     `mode`: "recompute" or "swap". `num_tokens_lost`: computed tokens that are thrown away; with "swap" only
     those of the last, unfinished block, and `num_tokens_kept` wait in the host tier. `recompute_ns` and
     `swap_ns`: what the two modes were reckoned to take (0: not reckoned).
@@ -181,6 +183,7 @@ class Preempted(msgspec.Struct, frozen=True, tag="preempted"):
     num_tokens_kept: int = 0
     recompute_ns: float = 0.0
     swap_ns: float = 0.0
+    need: str = ""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", gc=False):

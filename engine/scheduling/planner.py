@@ -43,6 +43,8 @@ class StepPlanner:
             output.stop_reason = StopReason.NO_FREE_BLOCKS  # the victim waits, at least
         else:
             self._admit_waiting()
+        if self._budget and self._state.order.interrupts:
+            self._use_rest()
         output.scheduled = list(self._plan.values())
         self._look_ahead()
         output.swap_outs, self._kv.swap_outs = self._kv.swap_outs, []
@@ -61,14 +63,17 @@ class StepPlanner:
         state, plan = self._state, self._plan
         block_size, running = state.config.block_size, SequenceStatus.RUNNING
         num_behind = len(state.running)
-        place = state.order.place
-        sequences = sorted(state.running, key=place) if state.order.interrupts else state.running.copy()
+        is_urgency = state.order.interrupts
+        sequences = sorted(state.running, key=state.order.place) if is_urgency else state.running.copy()
         for sequence in sequences:
             num_behind -= 1
             if sequence.status is not running or sequence.load_id:
                 continue
             num_computed = sequence.num_computed_tokens
             num_new = min(len(sequence.token_ids) - num_computed, self._budget - num_behind)
+            if is_urgency and num_new > 1:
+                num_spare = self._budget - num_behind - self._num_wanted_before(sequence)
+                num_new = max(1, min(num_new, num_spare))
             if num_computed + num_new > len(sequence.block_table) * block_size and not self._grow(
                 sequence, num_computed + num_new
             ):
@@ -78,6 +83,27 @@ class StepPlanner:
                 del state.lookahead[sequence.seq_id]
             plan[sequence.seq_id] = ScheduledSequence(sequence, num_computed, num_new)
             self._budget -= num_new
+
+    def _num_wanted_before(self, sequence: Sequence) -> int:
+        """Count the tokens of waiting sequences that are more urgent than this one, up to the budget."""
+        place, num_tokens = self._state.order.place, 0
+        end = place(sequence)
+        for other in self._state.waiting:
+            if place(other) > end or num_tokens >= self._budget:
+                break
+            num_tokens += len(other.token_ids)
+        return num_tokens
+
+    def _use_rest(self) -> None:
+        """Let running sequences have what was kept for more urgent ones that could not be admitted."""
+        for entry in self._plan.values():
+            if self._budget == 0:
+                return
+            sequence, end = entry.sequence, entry.num_computed_tokens + entry.num_scheduled_tokens
+            num_more = min(len(sequence.token_ids) - end, self._budget)
+            if num_more and self._kv.try_grow(sequence, end + num_more):
+                entry.num_scheduled_tokens += num_more
+                self._budget -= num_more
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Get the blocks for `num_tokens`, by preempting if need be; whether the sequence still runs."""
@@ -92,7 +118,7 @@ class StepPlanner:
                 for other in state.running
                 if _may_go(other) and state.order.may_displace(sequence, other)
             ]
-            victim = state.preempt(sequence, state.order.first_to_go(candidates))
+            victim = state.preempt(sequence, candidates, "block")
             self._preempted = True
             self._unplan(victim)
             if victim is sequence:
@@ -110,9 +136,9 @@ class StepPlanner:
     def _admit_waiting(self) -> None:
         state, output = self._state, self._output
         for sequence in state.waiting:
-            if self._budget == 0:
+            if self._budget == 0 and (state.has_free_slot or not state.order.interrupts):
                 output.stop_reason = StopReason.TOKEN_BUDGET
-                return
+                return  # else one that gives its slot up gives tokens back, too
             if self._is_behind_victim(sequence):
                 break
             if self._kv.still_awaits_prefix(sequence):
@@ -195,7 +221,8 @@ class StepPlanner:
         if not candidates or not self._kv.pool.would_free(tables, hits, num_missing):
             return False
         while not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)):
-            victim = state.preempt(sequence, state.order.first_to_go(candidates))
+            need = "room" if state.has_free_slot else "slot"
+            victim = state.preempt(sequence, candidates, need)
             candidates.remove(victim)
             self._preempted = True
             self._unplan(victim)

@@ -1,6 +1,6 @@
 """Which running sequence gives its blocks up when there are too few, and what becomes of them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.config import EngineConfig
@@ -84,12 +84,12 @@ def make_preemption_policy(name: str) -> PreemptionPolicy:
 
 
 def choose_victim(
-    policy: PreemptionPolicy, candidates: Iterable[Sequence]
+    policy: PreemptionPolicy, candidates: Iterable[Sequence], rank: Callable[[Sequence], int]
 ) -> tuple[Sequence, list[tuple[int, float]]]:
-    """Return the victim and every candidate as (seq_id, score)."""
+    """Return the victim, of the lowest `rank`, and every candidate as (seq_id, score)."""
     score = policy.score
-    scores = [(score(sequence), -sequence.seq_id, sequence) for sequence in candidates]
-    return min(scores)[2], [(-newness, points) for points, newness, _ in scores]
+    scores = [(rank(item), score(item), -item.seq_id, item) for item in candidates]
+    return min(scores)[3], [(-newness, points) for _, points, newness, _ in scores]
 
 
 def reckon_costs(config: EngineConfig, num_tokens: int, num_blocks: int) -> tuple[float, float]:

@@ -33,9 +33,9 @@ class QueueOrder:
         return False
 
     @staticmethod
-    def first_to_go(candidates: list[Sequence]) -> list[Sequence]:
-        """Return those of the candidates among whom the victim policy chooses."""
-        return candidates
+    def rank(victim: Sequence) -> int:  # noqa: ARG004 - subclasses look
+        """Return what counts before the victim policy's score: the lowest go first."""
+        return 0
 
 
 class PriorityOrder(QueueOrder):
@@ -70,10 +70,9 @@ class PriorityOrder(QueueOrder):
         return victim.priority > newcomer.priority and victim.due_ns > newcomer.due_ns
 
     @staticmethod
-    def first_to_go(candidates: list[Sequence]) -> list[Sequence]:
-        """Return the least urgent ones."""
-        lowest = max(sequence.priority for sequence in candidates)
-        return [sequence for sequence in candidates if sequence.priority == lowest]
+    def rank(victim: Sequence) -> int:
+        """The least urgent go first."""
+        return -victim.priority
 
 
 _ORDERS: dict[str, type[QueueOrder]] = {order.name: order for order in (QueueOrder, PriorityOrder)}

@@ -89,9 +89,12 @@ class SchedulerState:
             Admitted(sequence.seq_id, slot, sequence.num_tokens, num_cached, is_resumed, num_host, miss)
         )
 
-    def preempt(self, beneficiary: Sequence, candidates: list[Sequence]) -> Sequence:
-        """Take the blocks of one of the candidates for the benefit of another sequence; return the victim."""
-        victim, scores = choose_victim(self.preemption, candidates)
+    def preempt(self, beneficiary: Sequence, candidates: list[Sequence], need: str) -> Sequence:
+        """Take the blocks of one of the candidates for the benefit of another sequence; return the victim.
+
+        `need` is what `Preempted` says.
+        """
+        victim, scores = choose_victim(self.preemption, candidates, self.order.rank)
         slot, num_computed = victim.slot, victim.num_computed_tokens
         costs = reckon_costs(self.config, num_computed, num_computed // self.config.block_size)
         num_kept = 0
@@ -115,6 +118,7 @@ class SchedulerState:
                 num_tokens_kept=num_kept,
                 recompute_ns=costs[0],
                 swap_ns=costs[1],
+                need=need,
             )
         )
         return victim

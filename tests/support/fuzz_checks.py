@@ -170,15 +170,22 @@ class Auditor:
 
     def _check_choice(self, event: Preempted) -> None:
         """The lowest score gives way, of equal ones the newest arrival; urgency is respected."""
-        assert (event.seq_id, dict(event.candidates)[event.seq_id]) == min(
-            event.candidates, key=lambda candidate: (candidate[1], -candidate[0])
+        by_urgency = self.core.policies.policy == PriorityOrder.name
+        assert (
+            event.seq_id
+            == min(
+                (-self.accounts[seq_id].arrived.priority if by_urgency else 0, score, -seq_id)
+                for seq_id, score in event.candidates
+            )[2]
+            * -1
         )
         if self.core.policies.policy != PriorityOrder.name:
             return
         victim, beneficiary = self.accounts[event.seq_id], self.accounts[event.beneficiary]
         assert victim.arrived.priority >= beneficiary.arrived.priority
-        lowest = max(self.accounts[seq_id].arrived.priority for seq_id, _ in event.candidates)
-        assert victim.arrived.priority == lowest
+        assert (
+            event.need == ("block" if beneficiary.is_running or victim is beneficiary else event.need) != ""
+        )
         if victim.arrived.priority > beneficiary.arrived.priority:
             assert victim.arrived.due_ns > beneficiary.arrived.due_ns, "it had aged"
             self.tally["displaced" if beneficiary.is_running else "interrupted"] += 1

@@ -207,7 +207,7 @@ def test_a_resumed_prompt_shorter_than_its_answer_is_no_decode(mode: str) -> Non
     results = [core.step() for _ in range(3)]
     victim, other = reversed(core.scheduler.state.running)
     assert (victim.num_prompt_tokens, victim.num_output_tokens) == (3, 3)
-    core.scheduler.state.preempt(other, [victim])
+    core.scheduler.state.preempt(other, [victim], "block")
     resumed = core.step()
     kept = 4 if mode == "swap" else 0
     if kept:

@@ -14,6 +14,7 @@ from engine.scheduling.preemption import (
     make_preemption_policy,
     reckon_costs,
 )
+from engine.scheduling.queue import QueueOrder
 from engine.sequence import Sequence
 from engine.snapshot import EngineSnapshot
 from tests.builders import make_config, make_core, make_request, run_to_end, solo_output, tokens_of
@@ -50,7 +51,7 @@ CANDIDATES = [
     ],
 )
 def test_each_policy_takes_its_victim_and_scores_all(policy: str, victim: int, scores: list[float]) -> None:
-    chosen, table = choose_victim(make_preemption_policy(policy), CANDIDATES)
+    chosen, table = choose_victim(make_preemption_policy(policy), CANDIDATES, QueueOrder.rank)
     assert chosen.seq_id == victim
     assert table == list(zip([1, 2, 3, 4, 5], scores, strict=True))
 
@@ -58,7 +59,9 @@ def test_each_policy_takes_its_victim_and_scores_all(policy: str, victim: int, s
 @pytest.mark.parametrize("policy", ["smallest-residual", "lowest-temperature", "least-computed-first"])
 @pytest.mark.parametrize("order", [[7, 8, 9], [9, 8, 7], [8, 9, 7]])
 def test_ties_go_to_the_newest_arrival(policy: str, order: list[int]) -> None:
-    chosen, _ = choose_victim(make_preemption_policy(policy), [sequence(seq_id) for seq_id in order])
+    chosen, _ = choose_victim(
+        make_preemption_policy(policy), [sequence(seq_id) for seq_id in order], QueueOrder.rank
+    )
     assert chosen.seq_id == 9
 
 

@@ -231,7 +231,7 @@ def test_the_least_urgent_give_way_first() -> None:
     core.step()
     core.add_request(make_request("premium", prompt=own_prompt(9, 4), max_tokens=2, priority=PREMIUM))
     (preempted,) = events_of([core.step()], Preempted)
-    assert (preempted.seq_id, preempted.candidates) == (1, [(1, -1.0)])
+    assert (preempted.seq_id, sorted(preempted.candidates)) == (1, [(1, -1.0), (2, -2.0), (3, -3.0)])
 
 
 def test_whoever_is_protected_is_not_interrupted_before_it_has_generated_its_share() -> None:
@@ -272,3 +272,71 @@ def test_who_runs_and_needs_a_block_takes_it_from_the_less_urgent_first() -> Non
     preempted = events_of(run_to_end(core), Preempted)[0]
     assert preempted.seq_id == 1  # by the policy alone, newest-first, a premium one would go
     assert preempted.beneficiary in (2, 3)
+
+
+def first_step_with(results: list[StepResult], request_id: str) -> int:
+    return next(
+        result.record.step
+        for result in results
+        for output in result.outputs
+        if output.request_id == request_id
+    )
+
+
+def test_a_long_prompt_of_little_urgency_leaves_its_tokens_to_the_more_urgent() -> None:
+    core, clock = make_timed_core(
+        policy="priority", num_blocks=64, max_model_len=256, max_num_batched_tokens=16, max_num_seqs=4
+    )
+    core.add_request(make_request("bulk", prompt=own_prompt(1, 200), priority=BULK, max_tokens=2))
+    results = [core.step() for _ in range(3)]
+    clock.now_ns += S // 2
+    core.add_request(make_request("premium", prompt=own_prompt(2, 10), priority=PREMIUM, max_tokens=3))
+    results += run_to_end(core)
+    assert first_step_with(results, "premium") == 4, "it does not wait for the prompt that came before"
+    sizes = {entry.seq_id: entry.num_scheduled for entry in results[3].record.batch}
+    assert sizes == {1: 6, 2: 10}, "the bulk prompt takes what is left"
+
+
+def test_what_was_kept_for_the_urgent_is_used_when_they_cannot_come() -> None:
+    core, _ = make_timed_core(
+        policy="priority",
+        priority_ageing_s=0.0,
+        num_blocks=16,
+        max_model_len=64,
+        max_num_batched_tokens=16,
+        max_num_seqs=4,
+        preemption_quantum=32,
+    )
+    core.add_request(make_request("bulk", prompt=own_prompt(1, 40), priority=BULK, max_tokens=20))
+    core.step()
+    bulk = core.scheduler.state.running[0]
+    bulk.safe_tokens = 60  # as if it had been preempted just now: it cannot be interrupted
+    core.scheduler.state.kv.try_grow(bulk, 60)
+    core.add_request(make_request("premium", prompt=own_prompt(2, 30), priority=PREMIUM, max_tokens=3))
+    (entry,) = core.step().record.batch
+    assert entry.num_scheduled == 16
+
+
+def test_a_newcomer_takes_the_slot_of_a_less_urgent_one_although_no_tokens_are_left() -> None:
+    core, _ = make_timed_core(policy="priority", max_num_seqs=4, max_num_batched_tokens=4, num_blocks=40)
+    for index in range(4):
+        core.add_request(make_request(f"bulk{index}", prompt=1, priority=BULK, max_tokens=30))
+    results = [core.step() for _ in range(6)]
+    assert [entry.num_scheduled for entry in results[-1].record.batch] == [1] * 4
+    core.add_request(make_request("premium", prompt=2, priority=PREMIUM, max_tokens=1))
+    results += [core.step(), core.step()]
+    (preempted,) = events_of(results, Preempted)
+    assert (preempted.need, preempted.beneficiary) == ("slot", 5)
+    assert first_step_with(results, "premium") <= 8
+
+
+def test_the_record_of_an_interruption_has_all_who_might_have_gone() -> None:
+    core, _ = make_timed_core(policy="priority", max_num_seqs=2, num_blocks=40)
+    core.add_request(make_request("standard", priority=STANDARD, max_tokens=20))
+    core.add_request(make_request("bulk", priority=BULK, max_tokens=20))
+    results = [core.step() for _ in range(2)]
+    core.add_request(make_request("premium", priority=PREMIUM, max_tokens=2))
+    results.append(core.step())
+    (preempted,) = events_of(results, Preempted)
+    assert sorted(seq_id for seq_id, _ in preempted.candidates) == [1, 2]
+    assert preempted.seq_id == 2, "the least urgent goes, whatever the scores"
