@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from sqlalchemy import create_engine, func, pool, select
 
-from app.commands.options import data_dir_option
+from app.commands.options import WholeNumber, data_dir_option
 from app.commands.preparation import is_in_use, share_data_dir
 from app.db.database import DATABASE_FILE
 from app.db.faults import find_file_fault
@@ -48,7 +48,7 @@ def upgrade(data_dir: Path | None) -> None:
 
 
 @sessions.command("list")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", default=50, help="Newest N.  [default: 50]")
+@click.option("--limit", type=WholeNumber(min=1), metavar="N", default=50, help="Newest N.  [default: 50]")
 @data_dir_option
 def list_(limit: int, data_dir: Path | None) -> None:
     """Show recorded sessions, newest first.

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,16 +13,46 @@ from app.settings import SETTINGS
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+MAX_WHOLE = 10**9
+"""More than anybody needs; Python's own limits are reached without a word for people."""
+
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+
+
 class WholeNumber(click.IntRange):
     """A number whose error says what it is not; click's own speaks of an "integer range"."""
 
     name = "whole number"
 
+    def __init__(self, *, min: int, max: int = MAX_WHOLE) -> None:  # noqa: A002 - click's names
+        """Take numbers from `min` to `max`."""
+        super().__init__(min=min, max=max)
 
-class Number(click.FloatRange):
-    """The same for numbers with a fraction."""
+
+class Factor(click.FloatRange):
+    """The same for a number to multiply or divide by; `allows_zero` beside the usual range."""
 
     name = "number"
+
+    def __init__(self, *, allows_zero: bool = False) -> None:
+        """Take numbers from `MIN_FACTOR` to `MAX_FACTOR`."""
+        super().__init__(min=MIN_FACTOR, max=MAX_FACTOR)
+        self._allows_zero = allows_zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; infinite ones and NaN, which no range leaves out, are none."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            self.fail(f"{str(value)!r} is not a valid number.", param, ctx)
+        if number == 0 and self._allows_zero:
+            return 0.0
+        if not MIN_FACTOR <= number <= MAX_FACTOR:
+            zero = "0, or " if self._allows_zero else ""
+            self.fail(f"{number} is not {zero}from {MIN_FACTOR:f} to {MAX_FACTOR:,.0f}.", param, ctx)
+        return number
 
 
 trace_option = click.option(
@@ -29,7 +60,7 @@ trace_option = click.option(
 )
 speed_option = click.option(
     "--speed",
-    type=Number(min=0),
+    type=Factor(allows_zero=True),
     metavar="FACTOR",
     default=1.0,
     show_default=True,
@@ -37,7 +68,7 @@ speed_option = click.option(
 )
 scale_option = click.option(
     "--scale",
-    type=Number(min=0, min_open=True),
+    type=Factor(),
     metavar="FACTOR",
     help="Divides the lengths of a trace.  [default: 1 azure, 32 mooncake]",
 )

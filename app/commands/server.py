@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import NoReturn
 
 import click
 import uvicorn
@@ -19,6 +20,7 @@ from app.realtime.hub import MAX_INBOUND_BYTES
 from app.security import MAX_HEADER_BYTES
 from app.settings import Settings
 from engine.errors import ModelError
+from engine.runner.copying_thread import end_copying
 
 CLOSE_TIMEOUT_S = 5
 """How long connections may take to close once everything on them has ended."""
@@ -122,11 +124,18 @@ def run_server(settings: Settings, sockets: list[socket.socket], url: str) -> No
         signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets)
     if server.is_stuck:
-        click.echo(f"pageglass: the engine {server.activity}; the process ends without it.", err=True)
-        sys.stdout.flush()
-        os._exit(1)
+        _end_without(f"the engine {server.activity}")
+    if not end_copying():
+        _end_without("a copy between KV pool and host tier does not end")
     if server.load_error is not None:
         raise ModelError(server.load_error)
+
+
+def _end_without(what: str) -> NoReturn:
+    """End the process, which would wait for something that does not end."""
+    click.echo(f"pageglass: {what}; the process ends without it.", err=True)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
 """`pageglass simulate`: what other settings would have done to a recorded session or a trace."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from app.load.files import LoadError
 from app.load.sources import SHIPPED_TRACES
 from app.load.traces import read_trace
 from app.resources import data_file
-from app.services.simulation_settings import parse_variants
+from app.services.simulation_settings import Changes, check_variants, parse_variants
 from app.services.simulations import (
     BUILT_IN_COSTS,
     DEFAULT_CONFIG,
@@ -35,6 +35,7 @@ from app.services.simulations import (
     compare,
     errors_percent,
     make_source,
+    notes_on_version,
     read_costs,
     read_session,
 )
@@ -147,24 +148,28 @@ def simulate(**options: object) -> None:
     variants = parse_variants(settings.all_changes)
     line = ProgressLine()
     try:
-        source = _read_source(settings, line.update)
+        source = _read_source(settings, variants, line.update)
         comparison = compare(source, variants, line.update)
     finally:
         line.close()
     click.echo(_to_json(comparison) if settings.as_json else _to_text(comparison))
 
 
-def _read_source(settings: SimulateSettings, on_progress: OnProgress) -> Source:
+def _read_source(settings: SimulateSettings, variants: list[Changes], on_progress: OnProgress) -> Source:
+    """Read what is simulated; settings are checked before, since reading takes its time."""
     options = LoadOptions(limit=settings.limit, speed=settings.speed)
-    config, costs = DEFAULT_CONFIG, None
     path = find_history_file(settings.data_dir)
     with explain_file_faults(path):
-        if settings.costs is not None:
-            session = _open_session(path, settings.costs)
-            config, costs = session.config, read_costs(session, on_progress)
-        if settings.session is not None:
-            return read_session(_open_session(path, settings.session), options, costs, on_progress)
-    return _read_trace(settings.trace or "", settings, options, config, costs or BUILT_IN_COSTS)
+        of_costs = None if settings.costs is None else _open_session(path, settings.costs)
+        session = None if settings.session is None else _open_session(path, settings.session)
+        base = session or of_costs
+        config = DEFAULT_CONFIG if base is None else base.config
+        check_variants(config, variants)
+        costs = None if of_costs is None else read_costs(of_costs, on_progress)
+        if session is not None:
+            return read_session(session, options, costs, on_progress)
+    source = _read_trace(settings.trace or "", settings, options, config, costs or BUILT_IN_COSTS)
+    return source if of_costs is None else replace(source, notes=[*notes_on_version(of_costs), *source.notes])
 
 
 def _open_session(path: Path, name: str) -> SessionFile:

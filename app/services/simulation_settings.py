@@ -65,6 +65,12 @@ def apply_changes(config: EngineConfig, changes: Changes) -> EngineConfig:
     return changed
 
 
+def check_variants(config: EngineConfig, variants: Iterable[Changes]) -> None:
+    """Raise `ConfigError` unless the configuration can work, both as it is and with each of the variants."""
+    for changes in [Changes(), *variants]:
+        apply_changes(config, changes)
+
+
 def show_changes(changes: Changes) -> str:
     """Return changes the way they were written."""
     words = {True: "on", False: "off"}

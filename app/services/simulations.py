@@ -14,6 +14,7 @@ from app.load.traces import Trace
 from app.services.simulation_settings import Changes, apply_changes, show_changes
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.records import Policies
 from engine.simulate.costs import CostFit, StepCosts
 from engine.simulate.figures import Figures, Measurement
 from engine.simulate.pace import ReckonedPace
@@ -37,6 +38,12 @@ DEFAULT_COPY_NS: Final = 15_000.0
 """What copying a block of the default model takes there, in ns."""
 
 _NS_PER_S = 1e9
+
+_ANY_NUMBER = 2**20
+"""The highest `max_waiting` that there is."""
+
+_MEASURED = ("recompute_ns_per_token", "swap_ns_per_block")
+"""Settings that come from the costs where a session does not have them."""
 
 OnProgress = Callable[[str], None]
 """Called often, with how far it is in words."""
@@ -118,6 +125,7 @@ def read_session(
 ) -> Source:
     """Return a recorded session as a load, with costs of its own unless some are given.
 
+    Any number of requests may wait: those that were refused are not simulated, so a limit would meet others.
     Raises `ConfigError` where it has too few steps to fit costs to, or no request.
     """
     fit, measurement = CostFit(), Measurement()
@@ -132,7 +140,7 @@ def read_session(
     return Source(
         name=f"session {session.id} ({session.model})",
         load=options.apply(load),
-        config=session.config,
+        config=msgspec.structs.replace(session.config, max_waiting=_ANY_NUMBER),
         costs=costs or _fit(fit, session),
         measured=measurement.figures() if options.is_as_recorded else None,
         notes=[*_notes_on(recorded, session), *_notes_on_options(options)],
@@ -151,12 +159,17 @@ def make_source(
 ) -> Source:
     """Return a trace as a load; `scale` divides its lengths (None: 1 for Azure, 32 for Mooncake).
 
-    Raises `LoadError` if no request fits.
+    Requests without prompt or answer, and those that do not fit, are left out and noted. Raises `LoadError`
+    if none is left.
     """
     scale = scale or DEFAULT_SCALE[trace.format]
     tokens = TokenSource(VOCAB_SIZE, 0, scale)
     requests = []
-    for index, row in enumerate(trace.rows[: options.limit]):
+    rows = trace.rows[: options.limit]
+    num_empty = sum(not (row.num_prompt_tokens and row.num_output_tokens) for row in rows)
+    for index, row in enumerate(rows):
+        if not (row.num_prompt_tokens and row.num_output_tokens):
+            continue
         num_output = tokens.num_output_tokens(row)
         if tokens.num_prompt_tokens(row) + num_output <= config.max_model_len:
             requests.append(
@@ -168,13 +181,17 @@ def make_source(
                     num_output_tokens=num_output,
                 )
             )
+    if num_empty == len(rows):
+        raise LoadError(f"{name}: no request has a prompt and an answer; their lengths are 0.")
     if not requests:
         raise LoadError(f"{name}: no request fits into {config.max_model_len} tokens; give a larger --scale.")
     notes = _notes_on_options(options)
     if scale != 1:
         notes.append(f"The lengths of the trace are divided by {scale:g}.")
-    if num_skipped := len(trace.rows[: options.limit]) - len(requests):
-        notes.append(f"{num_skipped} requests longer than {config.max_model_len} tokens are left out.")
+    if num_empty:
+        notes.append(f"{num_empty} requests with a length of 0 are left out.")
+    if num_too_long := len(rows) - num_empty - len(requests):
+        notes.append(f"{num_too_long} requests longer than {config.max_model_len} tokens are left out.")
     load = SimulatedLoad(requests=requests).at_speed(options.speed)
     return Source(name=name, load=load, config=config, costs=costs, notes=notes)
 
@@ -184,20 +201,22 @@ def compare(source: Source, variants: list[Changes], on_progress: OnProgress = l
 
     Raises `ConfigError`, before anything is simulated, for settings that cannot work.
     """
-    plans = [(changes, apply_changes(_with_speeds(source), changes)) for changes in [Changes(), *variants]]
+    plans = []
+    for changes in [Changes(), *variants]:
+        config = apply_changes(_with_speeds(source), changes)
+        plans.append((changes, config, _with_policies(source.load, changes, config)))
     runs = []
     if source.measured is not None:
         runs.append(Run("recorded", source.measured, Changes()))
-    for number, (changes, config) in enumerate(plans, start=1):
+    for number, (changes, config, load) in enumerate(plans, start=1):
         title = show_changes(changes) or "simulated"
 
         def report(share: float, num_steps: int, prefix: str = f"{number} of {len(plans)}, {title}") -> None:
             on_progress(f"{prefix}: {share:.0%} of the requests, {num_steps:,} steps")
 
-        has_own_policies = changes.keys() & {"policy", "preemption", "preemption_mode"}
         figures = simulate(
             config,
-            source.load.without_policies() if has_own_policies else source.load,
+            load,
             ReckonedPace(source.costs.values, copy_ns_per_block=config.swap_ns_per_block),
             counts_from_arrival=source.counts_from_arrival,
             on_progress=report,
@@ -236,14 +255,50 @@ def _with_speeds(source: Source) -> EngineConfig:
     return msgspec.structs.replace(config, **missing)
 
 
+def _with_policies(load: SimulatedLoad, changes: Changes, config: EngineConfig) -> SimulatedLoad:
+    """Return the load with the changed policies in force all the time; `ConfigError` if it cannot run so."""
+    load = load.with_policies({name: changes[name] for name in Policies.__struct_fields__ if name in changes})
+    for _, policies in load.policies:
+        names = msgspec.structs.asdict(policies)
+        try:
+            msgspec.structs.replace(config, **names).validate()
+        except ConfigError as error:
+            raise ConfigError(
+                f"On the way the session went over to {show_changes(names)}, which does not go together with "
+                f"--set {show_changes(changes)}: {error} Set the policies, too."
+            ) from error
+    return load
+
+
+def notes_on_version(session: SessionFile) -> list[str]:
+    """Return what to know of a session that was recorded before some of the settings were there."""
+    missing = {name: getattr(session.config, name) for name in session.missing if name not in _MEASURED}
+    if not missing:
+        return []
+    shown = show_changes(missing)
+    return [f"Session {session.id} is of an older version, without these settings; simulated with {shown}."]
+
+
 def _notes_on(recorded: SessionLoad, session: SessionFile) -> list[str]:
-    notes = []
+    notes = notes_on_version(session)
     if session.first_step > 1:
         notes.append(f"Steps before {session.first_step:,} are not recorded any more.")
     if recorded.num_left_out:
         notes.append(f"{recorded.num_left_out} requests are left out: steps of theirs are not recorded.")
     if recorded.num_rejected:
-        notes.append(f"{recorded.num_rejected} rejected requests are left out: their lengths are not known.")
+        notes.append(
+            f"{recorded.num_rejected} rejected requests are left out: their lengths are not known. "
+            "Of the others any number may wait, unless max_waiting is set."
+        )
+    if recorded.num_failed:
+        notes.append(
+            f"{recorded.num_failed} requests failed: in simulations they leave at that moment, as aborted."
+        )
+    if recorded.num_open:
+        notes.append(
+            f"{recorded.num_open} requests were open where the records end: in simulations they leave then, "
+            "as aborted."
+        )
     if recorded.num_guesses:
         notes.append(f"Of {recorded.num_guesses} blocks it is only likely with which others they agreed.")
     if not session.config.enable_prefix_caching:

@@ -45,7 +45,7 @@ class LoadPagesController(Controller):
         self, request: AnyRequest, loads: NamedDependency[LoadService], frame: NamedDependency[PageFrame]
     ) -> Template | Redirect:
         """Begin a run and lead to the page; what is wrong is said there, and fields keep their values."""
-        form = await read_load_form(await read_form(request), loads.priority_classes)
+        form = await read_load_form(await read_form(request, file_fields=("file",)), loads.priority_classes)
         status = 422
         if form.plan is not None:
             try:

@@ -30,13 +30,15 @@ class SessionLoad:
     """Takes the records of a session one by one, then gives its load.
 
     `num_left_out` counts requests of which the end is not known, since steps are missing; `num_rejected`
-    those that the engine refused, of which the lengths are not known.
+    those that the engine refused, of which the lengths are not known; `num_failed` those that failed, which a
+    simulation cannot: they leave at that moment.
     """
 
     def __init__(self, config: EngineConfig, temperatures: Mapping[str, float] | None = None) -> None:
         """`temperatures` by request id, where they differ from the default; records do not hold them."""
         self.num_left_out = 0
         self.num_rejected = 0
+        self.num_failed = 0
         self._config = config
         self._temperatures = temperatures or {}
         self._chains = BlockChains(config)
@@ -73,6 +75,7 @@ class SessionLoad:
     def _end(self, event: Finished, sampled: set[int]) -> None:
         life = self._lives.pop(event.seq_id, None)
         if life is not None:
+            self.num_failed += event.reason == FinishReason.ERROR
             life.reason, life.num_output_tokens = event.reason, event.num_output_tokens
             life.ended_ns, life.is_ended_by_step = self._now_ns, event.seq_id in sampled
             self._done.append(life)
@@ -81,6 +84,11 @@ class SessionLoad:
     def num_guesses(self) -> int:
         """Blocks of which the content is only likely."""
         return self._chains.num_guesses
+
+    @property
+    def num_open(self) -> int:
+        """Requests that had not ended by the last record."""
+        return len(self._lives)
 
     def load(self, *, exact: bool = False) -> SimulatedLoad:
         """Return the requests, with arrivals in Unix ns.

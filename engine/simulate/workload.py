@@ -3,8 +3,11 @@
 import hashlib
 import sys
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+import msgspec
 
 from engine.records import Policies
 
@@ -62,9 +65,12 @@ class SimulatedLoad:
         """Return the load with the first so many requests alone (None: all)."""
         return replace(self, requests=self.requests[:num_requests])
 
-    def without_policies(self) -> "SimulatedLoad":
-        """Return the load without the changes of policy."""
-        return replace(self, policies=[])
+    def with_policies(self, names: Mapping[str, str]) -> "SimulatedLoad":
+        """Return the load with these fields of `Policies` fixed; the others change as before."""
+        return replace(
+            self,
+            policies=[(t_ns, msgspec.structs.replace(policies, **names)) for t_ns, policies in self.policies],
+        )
 
     def at_speed(self, speed: float) -> "SimulatedLoad":
         """Return the load with arrivals this many times faster, 0: all at once; patience stays as it is."""

@@ -131,6 +131,15 @@ def test_list_tells_a_running_session_from_one_that_died_and_reads_a_locked_file
     assert "  running  " in result.output
 
 
+def test_list_refuses_a_limit_that_is_no_count(tmp_path: Path) -> None:
+    upgrade_now(tmp_path / DATABASE_FILE)
+
+    for limit in ("0", "9" * 23):
+        result = run("sessions", "list", "--data-dir", str(tmp_path), "--limit", limit)
+        assert result.exit_code == 2
+        assert "--limit" in result.output
+
+
 def test_list_without_a_history_says_where_it_would_be(tmp_path: Path) -> None:
     result = run("sessions", "list", "--data-dir", str(tmp_path))
 

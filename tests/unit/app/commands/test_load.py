@@ -23,7 +23,21 @@ def test_exactly_one_source_is_wanted(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--rows", "0"], ["--speed", "-1"], ["--scale", "0"], ["--concurrency", "0"], ["--max-tokens", "0"]],
+    [
+        ["--rows", "0"],
+        ["--rows", "9" * 23],
+        ["--speed", "-1"],
+        ["--speed", "nan"],
+        ["--speed", "1e-300"],
+        ["--speed", "fast"],
+        ["--scale", "0"],
+        ["--scale", "nan"],
+        ["--scale", "inf"],
+        ["--scale", "1e-320"],
+        ["--concurrency", "0"],
+        ["--max-tokens", "0"],
+        ["--max-tokens", "9" * 23],
+    ],
 )
 def test_options_out_of_range_are_refused(arguments: list[str]) -> None:
     result = run("--trace", "mooncake", *arguments)

@@ -29,6 +29,15 @@ def test_exactly_one_source_is_wanted(arguments: list[str]) -> None:
         (["--trace", "mooncake", "--limit", "0"], "--limit: 0"),
         (["--trace", "mooncake", "--speed", "-1"], "--speed: -1.0"),
         (["--trace", "mooncake", "--scale", "0"], "--scale: 0.0"),
+        (["--trace", "mooncake", "--speed", "nan"], "--speed: 'nan' is not a valid number"),
+        (["--trace", "mooncake", "--speed", "inf"], "--speed: 'inf' is not a valid number"),
+        (
+            ["--trace", "mooncake", "--speed", "1e-300"],
+            "--speed: 1e-300 is not 0, or from 0.000001 to 1,000,000",
+        ),
+        (["--trace", "mooncake", "--scale", "nan"], "--scale: 'nan' is not a valid number"),
+        (["--trace", "mooncake", "--scale", "1e-320"], "--scale: 1e-320 is not from 0.000001 to 1,000,000"),
+        (["--trace", "mooncake", "--limit", "9" * 23], "--limit: 9999"),
         (["--trace", "mooncake", "--num-blocks", "0"], "--num-blocks: 0"),
         (["--trace", "mooncake", "--set", "num_block=9"], "the nearest is num_blocks"),
         (["--trace", "mooncake", "--set", "preemption=none"], "preemption is 'none'; allowed: newest-first"),
@@ -89,6 +98,31 @@ def test_the_same_trace_gives_the_same_figures_as_json() -> None:
     assert base["figures"]["hit_percent"] > changed["figures"]["hit_percent"] == 0
     assert base["figures"]["num_finished"] == 20
     assert document["errors_percent"] == {}
+
+
+def test_rows_of_a_trace_without_prompt_or_answer_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [(9, 3), (9, 0), (0, 3), (20_000, 3)]
+    lines = [f"2023-11-16 18:15:50.9951690,{prompt},{output}" for prompt, output in rows]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+
+    document = json.loads(run("--trace", str(path), "--json").stdout)
+
+    assert document["runs"][0]["figures"]["num_finished"] == 1
+    assert document["notes"] == [
+        "2 requests with a length of 0 are left out.",
+        "1 requests longer than 8192 tokens are left out.",
+    ]
+
+
+def test_a_trace_of_nothing_but_empty_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 0, "output_length": 9, "hash_ids": []}\n')
+
+    result = run("--trace", str(path))
+
+    assert result.exit_code == 2
+    assert "no request has a prompt and an answer; their lengths are 0." in result.stderr
 
 
 def test_a_damaged_trace_names_line_and_field(tmp_path: Path) -> None:

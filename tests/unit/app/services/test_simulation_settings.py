@@ -1,6 +1,12 @@
 import pytest
 
-from app.services.simulation_settings import MAX_VARIANTS, apply_changes, parse_variants, show_changes
+from app.services.simulation_settings import (
+    MAX_VARIANTS,
+    apply_changes,
+    check_variants,
+    parse_variants,
+    show_changes,
+)
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
@@ -73,6 +79,14 @@ def test_a_smaller_pool_limits_the_length_of_sequences_as_a_start_does() -> None
 def test_what_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         apply_changes(EngineConfig(num_blocks=200), changes)
+
+
+def test_all_variants_are_checked_at_once() -> None:
+    check_variants(EngineConfig(), [{"policy": "priority"}, {"max_num_seqs": 8}])
+    with pytest.raises(ConfigError, match="max_num_seqs is 0"):
+        check_variants(EngineConfig(), [{"policy": "priority"}, {"max_num_seqs": 0}])
+    with pytest.raises(ConfigError, match="policy is 'none'"):
+        check_variants(EngineConfig(policy="none"), [])
 
 
 def test_changes_are_shown_as_they_are_written() -> None:

@@ -1,3 +1,4 @@
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -5,12 +6,13 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.records import Arrived, Policies, RecordKind, Rejected, StepRecord
+from engine.records import Arrived, Finished, Policies, RecordKind, Rejected, StepRecord
 from engine.simulate.pace import RecordedPace
 from engine.simulate.session import SessionLoad, read_session
 from engine.simulate.simulation import Simulation
 from engine.simulate.workload import Ending
 from tests.builders import make_core, make_request, random_run
+from tests.support.recording import make_run
 
 RUNS: list[dict[str, Any]] = [
     {},
@@ -151,13 +153,36 @@ def test_requests_that_are_still_open_leave_at_the_end() -> None:
     core = make_core()
     core.add_request(make_request("open", max_tokens=20))
     records = [core.step().record for _ in range(3)]
+    session = SessionLoad(core.config)
+    for record in records:
+        session.add(record)
 
-    [request] = read_session(records, core.config).requests
+    [request] = session.load().requests
+
+    assert session.num_open == 1
 
     assert request.ending is Ending.CLIENT
     assert request.leave_ns is not None
     assert request.leave_ns > records[-1].t_ns
     assert len(request.answer) == 0
+
+
+def test_requests_that_failed_leave_at_that_moment_and_are_counted() -> None:
+    config, records = make_run(3, 150, fail_rate=0.05)
+    session = SessionLoad(config)
+    for record in records:
+        session.add(record)
+    failed = {
+        event.seq_id
+        for record in records
+        for event in record.events
+        if isinstance(event, Finished) and event.reason == "error"
+    }
+
+    endings = Counter(request.ending for request in session.load().requests)
+
+    assert session.num_failed == len(failed) > 0
+    assert endings[Ending.CLIENT] >= len(failed)
 
 
 def test_temperatures_priorities_and_policies_are_taken_over() -> None:

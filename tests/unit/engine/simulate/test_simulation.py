@@ -172,6 +172,20 @@ def test_policies_change_at_their_moment() -> None:
     assert [policies in record.events for record in records].index(True) == 1
 
 
+def test_one_policy_can_be_fixed_while_the_others_change() -> None:
+    changes = [
+        (1, Policies("priority", "oldest-first", "auto")),
+        (2, Policies("fcfs", "smallest-residual", "recompute")),
+    ]
+    load = replace(one(), policies=changes)
+
+    assert load.with_policies({}) == load
+    assert load.with_policies({"preemption": "newest-first"}).policies == [
+        (1, Policies("priority", "newest-first", "auto")),
+        (2, Policies("fcfs", "newest-first", "recompute")),
+    ]
+
+
 def test_what_is_refused_is_counted() -> None:
     load = one(prompt=make_tokens("long", 40))
 
@@ -220,7 +234,6 @@ def test_a_load_can_be_cut_and_sped_up() -> None:
 
     assert len(load.first(3).requests) == 3
     assert load.first(None) == load
-    assert load.without_policies().policies == []
     assert {request.arrival_ns for request in load.at_speed(0).requests} == {first}
     fast = load.at_speed(4)
     assert fast.requests[-1].arrival_ns - first == round((load.requests[-1].arrival_ns - first) / 4)
