@@ -50,6 +50,8 @@ _STOPPED = "The engine has stopped."
 STEP_FAILED = "The engine failed while computing; the log says why."
 """What clients are told: the exception's own text is for the operator."""
 
+GIVEN_UP = "A step failed and the engine could not start over; the log says why."
+
 Load = Callable[[Callable[["LoadProgress"], None]], "LoadedEngine"]
 """Builds the engine, in the engine thread; it reports how far it is."""
 
@@ -238,8 +240,18 @@ class EngineThread:
             self._check_when_idle(core)
         except Exception as error:
             logger.exception("A step failed; its requests end, the engine starts over")
-            self._emit(core.fail_all(type(error).__name__), STEP_FAILED)
-            return self._may_go_on()
+            self._emit(_end_all(core, type(error).__name__), STEP_FAILED)
+            return self._starts_over(core) and self._may_go_on()
+        return True
+
+    def _starts_over(self, core: EngineCore) -> bool:
+        """Make the engine ready for requests again, once all ends have been told; whether it is."""
+        try:
+            core.reset_runner()
+        except Exception:
+            logger.exception("The engine could not start over after a failed step; it is given up")
+            self._post(self._events.on_failed, GIVEN_UP)
+            return False
         return True
 
     def _check_when_idle(self, core: EngineCore) -> None:
@@ -334,6 +346,15 @@ class EngineThread:
 
 def _change_policies(core: EngineCore, changes: dict[str, str]) -> None:
     core.set_policies(msgspec.structs.replace(core.policies, **changes))
+
+
+def _end_all(core: EngineCore, error: str) -> StepResult:
+    """End everything. What was out of memory for the step may be so for its end, but hardly twice."""
+    try:
+        return core.fail_all(error)
+    except Exception:
+        logger.exception("Ending the requests of a failed step failed; once more")
+        return core.fail_all(error)
 
 
 def _settle(awaited: "asyncio.Future[Any]", value: object) -> None:

@@ -34,6 +34,7 @@ class EngineCore:
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
         self._step = 0
+        self._is_runner_stale = False
         self.scheduler = self._make_scheduler()
 
     def _make_scheduler(self) -> Scheduler:
@@ -73,6 +74,7 @@ class EngineCore:
 
     def step(self) -> StepResult:
         """Schedule, compute, book; return what changed and the new tokens."""
+        self.reset_runner()
         t_ns, started = self._wall_ns(), self._clock_ns()
         output = self.scheduler.schedule(self._step + 1)
         scheduled = self._clock_ns()
@@ -97,18 +99,29 @@ class EngineCore:
     def fail_all(self, error: str) -> StepResult:
         """End everything with an error and start over with an empty pool (a step has failed).
 
-        What the failed step had booked stays in the record; block operations are void after a reset.
+        What the failed step had booked stays in the record; block operations are void after a reset. The
+        runner is reset later, by `reset_runner`: that may take long or fail, which must not keep back the
+        record. If this itself fails, calling it once more says all that has not been said.
         """
         failed = self.scheduler
+        self._is_runner_stale = True
         failed.fail_all()
-        self.scheduler = self._make_scheduler()
-        self.scheduler.num_arrived = failed.num_arrived
-        state = self.scheduler.state
-        state.set_policies(failed.state.policies)
-        state.events = [*failed.state.events, Reset(error)]
-        state.outputs, state.batch = failed.state.outputs, failed.state.batch
-        self.runner.reset()
+        fresh = self._make_scheduler()
+        fresh.num_arrived = failed.num_arrived
+        fresh.state.set_policies(failed.state.policies)
+        fresh.state.events = [*failed.state.events, Reset(error)]
+        fresh.state.outputs, fresh.state.batch = failed.state.outputs, failed.state.batch
+        self.scheduler = fresh
         return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
+
+    def reset_runner(self) -> None:
+        """Have the runner forget what it had before `fail_all`, unless it has; no step runs before that.
+
+        Raises whatever the runner raises if it cannot be used any more.
+        """
+        if self._is_runner_stale:
+            self.runner.reset()
+            self._is_runner_stale = False
 
     def _take_result(
         self, kind: RecordKind, t_ns: int, durations: tuple[int, int, int, int], output: SchedulerOutput

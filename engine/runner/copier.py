@@ -7,15 +7,16 @@ only when all copies that read it have ended.
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import EngineInvariantError
+from engine.runner.copying_thread import CopyingThread
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 
 COPY_TIMEOUT_S = 30.0
@@ -79,7 +80,7 @@ class BlockCopier:
         self._unread: dict[int, int] = {}  # block that is to be read -> number of the last copy that does
         self._loads: dict[int, int] = {}  # load -> number of its last copy
         self._num_queued = 0
-        self._executor = ThreadPoolExecutor(1, "block-copier")
+        self._thread: CopyingThread | None = None
         # All below is shared with the copying thread.
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
@@ -157,7 +158,12 @@ class BlockCopier:
                 self._is_busy = True
 
     def _start(self) -> None:
-        self._executor.submit(self._drain)
+        if self._thread is None:
+            thread = CopyingThread()
+            thread.start()  # raises if there can be no more threads
+            weakref.finalize(self, thread.inbox.put, None).atexit = False  # `end_copying` does that
+            self._thread = thread
+        self._thread.inbox.put(self._drain)
 
     def _wait_until_read(self, scheduled: list[ScheduledSequence]) -> None:
         """Wait for the copies that read what the step will write, and for no others."""

@@ -10,8 +10,10 @@ from engine.sequence import EngineRequest, Sequence
 
 _WARM_UP_TOKENS = 16
 _FIRST_MEASURED_TOKENS = 16
-_MOST_MEASURED_TOKENS = 128
-_MEASURING_NS = 40_000_000
+_MOST_MEASURED_TOKENS = 64
+_MOST_CHUNKS = 4
+_FEWEST_CHUNKS = 2
+_MEASURING_NS = 150_000_000
 
 
 def make_text(token_ids: list[int], block_table: list[int]) -> Sequence:
@@ -36,19 +38,22 @@ def warm_up(runner: ModelRunner, block_size: int) -> None:
 def measure_token_ns(runner: ModelRunner, config: EngineConfig) -> float:
     """Return what computing a token of a prompt takes; overwrites the first blocks.
 
-    Chunks twice as long each time, until one was long enough to count or the largest has been computed; the
-    best of them.
+    The best of several chunks, since whatever else the machine does makes some of them slow. A short one
+    first; the others as long as the best one so far says that there is time for.
     """
     most = min(_MOST_MEASURED_TOKENS, config.max_num_batched_tokens, config.max_model_len)
-    count, best_ns, spent_ns = min(_FIRST_MEASURED_TOKENS, most), float("inf"), 0
-    while True:
+    least = count = min(_FIRST_MEASURED_TOKENS, most)
+    best_ns, num_tokens, num_chunks = float("inf"), 0, 0
+    # By the time that all would have taken at the best speed: chunks that were slow must not cut it short.
+    while num_chunks < _FEWEST_CHUNKS or (num_chunks < _MOST_CHUNKS and num_tokens * best_ns < _MEASURING_NS):
         # One token more than is computed: nothing is sampled, as in the middle of a prompt.
         sequence = make_text([0] * (count + 1), list(range(-(-count // config.block_size))))
         started_ns = time.perf_counter_ns()
         runner.execute(SchedulerOutput([ScheduledSequence(sequence, 0, count)]))
         duration_ns = time.perf_counter_ns() - started_ns
         best_ns = min(best_ns, duration_ns / count)
-        spent_ns += duration_ns
-        if count == most or spent_ns > _MEASURING_NS:
-            return best_ns
-        count = min(2 * count, most)
+        num_tokens += count
+        num_chunks += 1
+        share_ns = _MEASURING_NS / (_MOST_CHUNKS - 1)  # of each chunk after the first
+        count = most if best_ns * most <= share_ns else max(least, int(share_ns / best_ns))
+    return best_ns

@@ -102,6 +102,63 @@ def test_every_request_ends_exactly_once_wherever_a_step_fails(seed: int) -> Non
     assert expected <= sites
 
 
+def test_every_request_ends_exactly_once_wherever_the_end_of_a_failed_step_fails() -> None:
+    sites = set()
+    for number in range(1, 2000):
+        core = make_core(num_blocks=6, max_num_batched_tokens=12)
+        requests = [make_request(f"r{index}", prompt=9, max_tokens=9) for index in range(4)]
+        core.add_requests(requests)
+        results = [core.step(), core.step()]
+        core.set_policies(core.policies)
+        fail = FailAtCall(number)
+        try:
+            with fail:
+                result = core.fail_all("first")
+        except InjectedError:
+            result = core.fail_all("second")
+        results.append(result)
+        snapshot = EngineSnapshot(core.config)
+        for result in results:
+            snapshot.apply(result.record)
+        assert folded_state(snapshot) == state_from_books(core), fail.where
+        ended = Counter(output.request_id for r in results for output in r.outputs if output.finish_reason)
+        assert ended == {request.request_id: 1 for request in requests}, fail.where
+        assert snapshot.totals.num_failed == len(requests), fail.where
+        if fail.where is None:
+            break
+        sites.add(fail.where)
+    assert {"EngineCore.fail_all", "Scheduler.fail_all", "EngineCore._take_result"} <= sites
+
+
+def test_no_step_runs_before_the_runner_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core(num_blocks=32)
+    core.add_request(make_request("a", prompt=4, max_tokens=9))
+    core.step()
+    calls: list[str] = []
+    reset, execute = core.runner.reset, core.runner.execute
+
+    def note_reset() -> None:
+        calls.append("reset")
+        if calls == ["reset"]:
+            raise InjectedError
+        reset()
+
+    def note_execute(output: SchedulerOutput) -> ModelRunnerOutput:
+        calls.append("execute")
+        return execute(output)
+
+    monkeypatch.setattr(core.runner, "reset", note_reset)
+    monkeypatch.setattr(core.runner, "execute", note_execute)
+    assert [output.request_id for output in core.fail_all("broken").outputs] == ["a"]
+    core.add_request(make_request("b", prompt=4, max_tokens=2))
+    with pytest.raises(InjectedError):
+        core.step()
+    run_to_end(core)
+    assert calls == ["reset", "reset", "execute", "execute"]
+    core.reset_runner()
+    assert len(calls) == 4, "there is nothing to forget"
+
+
 class ShortRunner:
     """Wraps a runner; from the third step on it returns what a broken model might."""
 

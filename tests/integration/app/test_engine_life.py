@@ -9,7 +9,7 @@ import pytest
 import app.engine_host
 import app.web.openai_responses
 from app.engine_host import EngineHost, StartProgress
-from app.engine_thread import STEP_FAILED
+from app.engine_thread import GIVEN_UP, STEP_FAILED
 from engine.errors import ModelError
 from tests.support.api import MODEL, ServedApi, read_events, served_api, until
 from tests.support.fake_engine import FakeEngine
@@ -128,6 +128,29 @@ async def test_three_failures_in_a_row_end_the_engine_but_not_the_server() -> No
             assert "injected fault" not in health.text
         assert api.plugin.hub.status == "failed"
         assert (await api.client.get("/live")).status_code == 200
+
+
+async def test_an_engine_that_cannot_start_over_leaves_no_request_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(max_num_seqs=2)
+    engine.runner.step_s = 0.005
+    async with served_api(engine) as api:
+        streams = [asyncio.create_task(stream_text(api)) for _ in range(5)]  # three of them wait
+        await until(lambda: len(engine.core.scheduler.state.waiting) == 3)
+        monkeypatch.setattr(engine.runner, "reset", lambda: 1 / 0)
+        engine.runner.failures = 1
+        for text in await asyncio.gather(*streams):
+            assert read_events(text)[-1]["error"]["code"] == "engine_error"
+        await until(lambda: api.plugin.host.status == "failed")
+        state = (await api.client.get("/api/engine/state")).json()
+        assert (state["running"], state["waiting"]) == ([], [])
+        assert state["counts"]["free"] == state["counts"]["total"]
+        assert state["totals"]["num_failed"] == 5
+        health = await api.client.get("/health/ready")
+        assert (health.status_code, GIVEN_UP in health.json()["reason"]) == (503, True)
+        refused = await api.client.post("/v1/chat/completions", json=api.chat_body())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
 
 
 async def test_a_frozen_step_is_neither_alive_nor_ready(monkeypatch: pytest.MonkeyPatch) -> None:

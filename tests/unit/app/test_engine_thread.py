@@ -1,11 +1,14 @@
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from app.engine_thread import (
+    GIVEN_UP,
     OUTBOX_STEPS,
     STEP_FAILED,
     Abort,
@@ -21,6 +24,7 @@ from app.errors import InterruptedAnswerError
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.records import Finished, Policies, Reset, StepResult
 from engine.sampling_params import SamplingParams
+from engine.scheduling.scheduler import Scheduler
 from engine.sequence import EngineRequest
 from tests.support.api import until
 from tests.support.fake_engine import FakeEngine
@@ -286,3 +290,90 @@ async def test_other_commands_that_break_the_engine_are_failed_steps(
         await submit(thread, make_request("r", 5))
         assert thread.is_alive
         assert recorder.failures == []
+
+
+def ends_of(results: Results) -> list[tuple[str, str | None, str | None]]:
+    """Return who has ended, why, and what its client is told."""
+    return [
+        (output.request_id, output.finish_reason, error)
+        for result, error in results
+        for output in result.outputs
+        if output.finish_reason is not None
+    ]
+
+
+async def test_ends_are_told_before_the_runner_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    gate = threading.Event()
+    async with recorder.run(engine) as thread:
+        monkeypatch.setattr(engine.runner, "reset", lambda: gate.wait(20))
+        engine.runner.failures = 1
+        try:
+            await submit(thread, make_request("r", 5))
+            await until(lambda: len(recorder.results) == 1)
+        finally:
+            gate.set()
+        assert ends_of(recorder.results) == [("r", "error", STEP_FAILED)]
+        await submit(thread, make_request("next", 2))
+        await until(lambda: len(ends_of(recorder.results)) == 2)
+        assert recorder.failures == []
+
+
+async def test_a_runner_that_cannot_be_reset_ends_the_engine_after_all_ends_are_on_record(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, recorder = FakeEngine(max_num_seqs=1), Recorder()
+    async with recorder.run(engine) as thread:
+        monkeypatch.setattr(engine.runner, "reset", lambda: 1 / 0)
+        engine.runner.gate.clear()
+        running, waiting = make_request("r", 5), make_request("r", 6)
+        waiting = msgspec.structs.replace(waiting, choice_index=1)
+        await submit(thread, running, waiting)
+        await until(lambda: engine.runner.num_begun == 1)
+        late = set_policies(thread, policy="priority")
+        engine.runner.failures = 1
+        engine.runner.gate.set()
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await late
+        await until(lambda: not thread.is_alive and recorder.failures != [])
+    assert recorder.failures == [GIVEN_UP]
+    assert ends_of(recorder.results) == 2 * [("r", "error", STEP_FAILED)]
+    last = recorder.results[-1][0].record
+    assert (last.num_running, last.num_waiting, last.num_used) == (0, 0, 0)
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_ends_that_cannot_be_told_at_first_are_told_at_the_second_try(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    make_scheduler, failures = engine.core._make_scheduler, [MemoryError("injected")]
+
+    def fail_once() -> Scheduler:
+        if failures:
+            raise failures.pop()
+        return make_scheduler()
+
+    async with recorder.run(engine) as thread:
+        monkeypatch.setattr(engine.core, "_make_scheduler", fail_once)
+        engine.runner.failures = 1
+        await submit(thread, make_request("r", 5))
+        await until(lambda: len(recorder.results) == 1)
+        assert ends_of(recorder.results) == [("r", "error", STEP_FAILED)]
+        assert "MemoryError: injected" in caplog.text
+        await submit(thread, make_request("next", 2))
+        await until(lambda: len(ends_of(recorder.results)) == 2)
+        assert recorder.failures == []
+
+
+async def test_ends_that_can_never_be_told_end_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, recorder = FakeEngine(), Recorder()
+    async with recorder.run(engine) as thread:
+        monkeypatch.setattr(engine.core, "fail_all", lambda _: 1 / 0)
+        engine.runner.failures = 1
+        await submit(thread, make_request("r", 5))
+        await until(lambda: not thread.is_alive and recorder.failures != [])
+    assert recorder.failures == [STEP_FAILED]
+    assert "The engine thread ended with ZeroDivisionError" in caplog.text

@@ -13,6 +13,7 @@ from engine.errors import EngineInvariantError
 from engine.kv.loads import Load
 from engine.runner import copier as copier_module
 from engine.runner.copier import ArrayBlocks, BlockCopier
+from engine.runner.copying_thread import CopyingThread
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence
 from tests.builders import make_request
@@ -250,3 +251,20 @@ def test_of_many_copies_each_is_made_and_each_load_reported_once(bench: Bench) -
     finished += bench.copier.finish(list(bench.copier._loads))
     assert finished == list(range(1, 200))
     assert len(bench.memory.made) == 2 * 199
+
+
+def test_a_thread_that_could_not_be_started_is_started_after_the_reset(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    output = SchedulerOutput(swap_outs=[(3, 0)], loads=[make_load(1, [(0, 1)])])
+    with monkeypatch.context() as patch:
+        patch.setattr(CopyingThread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            bench.copier.begin(output)
+    bench.copier.reset()
+    bench.copier.begin(output)
+    assert bench.copier.finish([1]) == [1]
+    assert bench.pool[1, 0] == 3
