@@ -89,6 +89,16 @@ async def _end_requests(connection: AsyncConnection, session_id: str) -> int:
     return len(ends)
 
 
+_UNREADABLE = (
+    HistoryUnavailableError,
+    EngineInvariantError,
+    LookupError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""What a damaged session may raise while it is folded."""
+
+
 class _Last(msgspec.Struct, frozen=True):
     """The end of a session: its last step, when that ended, and each open sequence's tokens.
 
@@ -151,11 +161,11 @@ async def _find_last(connection: AsyncConnection, session_id: str) -> _Last:
     ).all()
     state = keyframe.state if keyframe is not None else None
     if session.config is not None and (state is not None or session.first_step == 1):
-        config = msgspec.json.decode(session.config, type=EngineConfig)
         data = [chunk.records for chunk in chunks]
         try:
+            config = msgspec.json.decode(session.config, type=EngineConfig)
             last = await asyncio.to_thread(partial(_fold, config, state, data))
-        except (HistoryUnavailableError, EngineInvariantError, LookupError, ValueError) as error:
+        except _UNREADABLE as error:
             logger.warning("The last steps of session %s cannot be read: %s", session_id, error)
         else:
             if last is not None and last.step == session.last_step:

@@ -206,7 +206,7 @@ async def test_events_that_are_newer_than_the_last_record_count(tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("fault", ["no config", "damaged", "missing"])
+@pytest.mark.parametrize("fault", ["no config", "unreadable config", "damaged", "missing"])
 async def test_records_that_cannot_be_read_leave_the_counts_and_stop_nothing(
     tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +218,8 @@ async def test_records_that_cannot_be_read_leave_the_counts_and_stop_nothing(
         at = ChunkRow.first_step == 30
         if fault == "damaged":
             await connection.execute(update(ChunkRow).where(at).values(records=b"P\xc1"))
+        elif fault == "unreadable config":
+            await connection.execute(update(SessionRow).values(config="{"))
         elif fault == "missing":
             await connection.execute(delete(ChunkRow).where(at))
     await repair_after_crash(database, "this one")
