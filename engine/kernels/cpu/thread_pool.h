@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "simd.h"
 #include "types.h"
 
@@ -57,7 +58,7 @@ class Signal {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads) {
+  explicit ThreadPool(int num_threads) : cores_(std::max(num_threads, 1)) {
     try {
       for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
     } catch (const std::system_error&) {
@@ -83,6 +84,7 @@ class ThreadPool {
       body((int64_t)0, count, 0);
       return;
     }
+    cores_.note(0);
     open([](const void* context, int64_t first, int64_t last,
             int thread) { (*static_cast<const Body*>(context))(first, last, thread); },
          &body, count, piece);
@@ -139,11 +141,13 @@ class ThreadPool {
     FlushDenormals flush;
     while (!stopping_) {
       const uint32_t seen = opened_.read();
+      cores_.keep_apart(thread);
       take_pieces(thread);
       if (!stopping_) opened_.wait_for_change(seen, kSpins);
     }
   }
 
+  Cores cores_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
   Signal opened_, finished_;
