@@ -146,7 +146,7 @@ class RequestEventRow(Base):
     """One moment in a request's life.
 
     `kind`: arrived, admitted, first_token, preempted, resumed, recomputed (the first token after that),
-    finished, rejected, reset. `seq` counts per session; `detail` is JSON.
+    finished, rejected, reset, policies. `seq` counts per session; `detail` is JSON.
     """
 
     __tablename__ = "request_events"

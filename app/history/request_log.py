@@ -21,7 +21,17 @@ from app.history.recorder import TextSwitch
 from app.history.request_info import KIND_API, RequestInfo, RequestOutput, encode_params
 from app.history.request_state import OpenChoice, OpenRequest, most_severe
 from engine.config import EngineConfig
-from engine.records import Admitted, Arrived, Event, Finished, Preempted, Rejected, Reset, StepRecord
+from engine.records import (
+    Admitted,
+    Arrived,
+    Event,
+    Finished,
+    Policies,
+    Preempted,
+    Rejected,
+    Reset,
+    StepRecord,
+)
 from engine.sequence import FinishReason
 from engine.snapshot import EngineSnapshot
 
@@ -202,6 +212,9 @@ class RequestLog:
                     self._reject(event, record)
                 case Reset():
                     self._note_event(None, record.step, record.t_ns, "reset", {"error": event.error})
+                case Policies():
+                    policies = msgspec.structs.asdict(event)
+                    self._note_event(None, record.step, record.t_ns, "policies", policies)
 
     def _arrive(self, event: Arrived, step: int) -> None:
         request = self._requests.get(event.request_id)
@@ -221,13 +234,8 @@ class RequestLog:
         choice.request.admit(choice, event, record)
         self._awaiting[event.seq_id] = choice
         self._batch.touch(choice.request)
-        detail = {
-            "slot": event.slot,
-            "num_tokens": event.num_tokens,
-            "num_cached_tokens": event.num_cached_tokens,
-            "num_host_tokens": event.num_host_tokens,
-            "miss": msgspec.to_builtins(event.miss),
-        }
+        detail = msgspec.structs.asdict(event)
+        del detail["seq_id"], detail["resumed"]
         self._note_event(choice, record.step, record.t_ns, "resumed" if event.resumed else "admitted", detail)
 
     def _preempt(self, event: Preempted, record: StepRecord) -> None:
@@ -236,17 +244,9 @@ class RequestLog:
         choice.request.preempt(choice, event)
         self._batch.touch(choice.request)
         beneficiary = self._choices.get(event.beneficiary)
-        detail = {
-            "slot": event.slot,
-            "policy": event.policy,
-            "mode": event.mode,
-            "num_tokens_lost": event.num_tokens_lost,
-            "num_blocks_freed": event.num_blocks_freed,
-            "beneficiary": beneficiary.request.request_id if beneficiary else None,
-            "num_tokens_kept": event.num_tokens_kept,
-            "recompute_ns": event.recompute_ns,
-            "swap_ns": event.swap_ns,
-        }
+        detail = msgspec.structs.asdict(event)
+        del detail["seq_id"], detail["candidates"]
+        detail["beneficiary"] = beneficiary.request.request_id if beneficiary else None
         self._note_event(choice, record.step, record.t_ns, "preempted", detail)
 
     def _take_tokens(self, record: StepRecord, end_ns: int) -> None:

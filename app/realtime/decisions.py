@@ -1,6 +1,7 @@
 """What the scheduler decided in a step, with the names of those it was about."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import msgspec
 
@@ -15,7 +16,7 @@ from engine.records import (
     StepRecord,
     StopReason,
 )
-from engine.snapshot import EngineSnapshot
+from engine.snapshot import PRIORITY_POLICY, EngineSnapshot
 
 MAX_KEPT_STEPS = 2_048
 MAX_KEPT_CANDIDATES = 50_000
@@ -75,6 +76,20 @@ def make_decisions(before: EngineSnapshot, record: StepRecord) -> StepDecisions:
         policies=changes[-1] if changes else before.policies,
         has_host_tier=before.config.num_host_blocks > 0,
     )
+
+
+def order_candidates(event: Preempted, policy: str, priorities: Mapping[int, int]) -> list[tuple[int, float]]:
+    """Return the candidates of a preemption, seq_id and score, in the order in which they would have gone.
+
+    Under the queue policy "priority" the least urgent come first, who have the highest `priorities` (by
+    seq_id); then, as under any other, the lowest score, of equal ones the latest arrival.
+    """
+
+    def place(candidate: tuple[int, float]) -> tuple[int, float, int]:
+        seq_id, score = candidate
+        return -priorities.get(seq_id, 0) if policy == PRIORITY_POLICY else 0, score, -seq_id
+
+    return sorted(event.candidates, key=place)
 
 
 def _mentioned(event: Event) -> list[int]:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from app.realtime.decisions import SequenceName, order_candidates
 from app.services.request_rows import RequestEvent
-from engine.records import Arrived, BatchEntry, BlockOpKind, Preempted, StepRecord, StopReason
+from engine.records import Arrived, BatchEntry, BlockOpKind, Policies, Preempted, StepRecord, StopReason
 from engine.snapshot import PRIORITY_POLICY, EngineSnapshot
 from engine.views import SequenceView
 
@@ -64,11 +65,12 @@ class Wait(msgspec.Struct, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence that could have been preempted; the one with the lowest `score` was."""
+    """A sequence that could have been preempted, with the score that the preemption policy gave it."""
 
     request_id: str
     choice_index: int
     score: float
+    priority: int
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,10 @@ class ChoiceLife(msgspec.Struct, kw_only=True):
     tokens: list[TokenRow] = []
     waits: list[Wait] = []
     candidates: dict[int, list[Candidate]] = {}
-    """By the step in which the choice was preempted, those that it was chosen from."""
+    """By the step in which the choice was preempted, those that it was chosen from.
+
+    They are in the order in which they would have gone.
+    """
 
 
 def make_phases(
@@ -178,18 +183,20 @@ class LifeReader:
     def _take_preemptions(self, record: StepRecord) -> None:
         """Keep who could have been the victim; the names are those before the step, which may end some."""
         known = self._snapshot.sequences
-        names = {seq_id: (view.request_id, view.choice_index) for seq_id, view in known.items()}
-        names |= {
-            event.seq_id: (event.request_id, event.choice_index)
-            for event in record.events
-            if isinstance(event, Arrived)
+        names = {
+            event.seq_id: SequenceName(event.request_id, event.choice_index, event.priority)
+            for event in [*known.values(), *record.events]
+            if isinstance(event, SequenceView | Arrived)
         }
+        priorities = {seq_id: name.priority for seq_id, name in names.items()}
+        changes = [event.policy for event in record.events if isinstance(event, Policies)]
+        policy = changes[-1] if changes else self._snapshot.policies.policy
         lives = {life.seq_id: life for life in self._lives}
         for event in record.events:
             if isinstance(event, Preempted) and event.seq_id in lives:
                 lives[event.seq_id].candidates[record.step] = [
-                    Candidate(request_id=names[seq_id][0], choice_index=names[seq_id][1], score=score)
-                    for seq_id, score in event.candidates
+                    Candidate(**msgspec.structs.asdict(names[seq_id]), score=score)
+                    for seq_id, score in order_candidates(event, policy, priorities)
                 ]
 
     def _take_wait(self, life: ChoiceLife, record: StepRecord) -> None:

@@ -19,6 +19,7 @@ _MARKER_OF_EVENT = {
     "finished": "finish",
     "rejected": "reject",
     "reset": "reset",
+    "policies": "policies",
 }
 
 
@@ -26,7 +27,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One server run. Times are Unix nanoseconds; `status`: running, stopped, interrupted.
 
     States are known after steps `first_step` - 1 to `last_step`, less those in gaps. `engine` says how the
-    model was run, None until it is loaded and where that was not recorded.
+    model was run, None until it is loaded and where that was not recorded. `config` has the defaults of this
+    version for what the one that recorded it did not know; `recorded_config` has what was recorded, no more.
     """
 
     id: str
@@ -42,6 +44,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_starred: bool
     note: str
     config: EngineConfig | None
+    recorded_config: dict[str, Any] | None
     engine: EngineInfo | None
     num_requests: int = 0
     num_bytes: int = 0
@@ -74,9 +77,10 @@ class Bookmark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """A step worth jumping to. `kind`: preempt, finish, abort, reject, reset, gap, bookmark.
+    """A step worth jumping to. `kind`: preempt, finish, abort, reject, reset, policies, gap, bookmark.
 
-    `note`: of a preemption its mode, of an end its reason, of a bookmark what somebody wrote.
+    `note`: of a preemption its mode, of an end its reason, of a change of policies those in force from there
+    on, of a bookmark what somebody wrote.
     """
 
     step: int
@@ -151,6 +155,7 @@ def _make_info(
         is_starred=row.is_starred,
         note=row.note,
         config=msgspec.json.decode(row.config, type=EngineConfig) if row.config else None,
+        recorded_config=msgspec.json.decode(row.config) if row.config else None,
         engine=msgspec.json.decode(row.engine, type=EngineInfo) if row.engine else None,
         num_requests=num_requests,
         num_bytes=chunk_bytes + keyframe_bytes,
@@ -311,6 +316,8 @@ def _is_in_chunk() -> ColumnElement[bool]:
 def _make_marker(step: int, kind: str, request_id: str, detail: str) -> Marker:
     facts: dict[str, Any] = msgspec.json.decode(detail)
     marker = _MARKER_OF_EVENT[kind]
+    if marker == "policies":
+        return Marker(step=step, kind=marker, note=", ".join(facts.values()))
     if marker == "finish" and facts.get("reason") == "abort":
         marker = "abort"
     note = facts.get("reason") or facts.get("code") or facts.get("error") or facts.get("mode") or ""

@@ -183,11 +183,12 @@ class SessionReader:
 
     async def decisions(self, session_id: str, step: int) -> StepDecisions:
         """Return what the scheduler decided in a step."""
-        before = await self.snapshot_at(session_id, step - 1)
+        info = await self._read_info(session_id)
+        if not info.first_step <= step <= info.last_step:
+            raise _out_of_range(info, step)
+        before = await self._find_state(info, step - 1)
         records = await self.records(session_id, step, step)
-        if not records:
-            info = await self._read_info(session_id)
-            _check_range(info, step)
+        if before is None or not records:
             raise await self._not_recorded(info, step)
         return make_decisions(before, records[0])
 
@@ -296,6 +297,7 @@ def _in_gap(info: SessionInfo, step: int, gap: Gap) -> NotInHistoryError:
 
 
 def _out_of_range(info: SessionInfo, step: int) -> NotInHistoryError:
-    return NotInHistoryError(
-        f"Step {step} is not recorded: session {info.id} has steps {info.first_step} to {info.last_step}."
-    )
+    steps = f"steps {info.first_step} to {info.last_step}"
+    if info.last_step < info.first_step:
+        steps = "no steps yet" if info.is_running else "no steps"
+    return NotInHistoryError(f"Step {step} is not recorded: session {info.id} has {steps}.")

@@ -4,11 +4,12 @@ from typing import Any, Final
 
 import msgspec
 
-from app.realtime.decisions import SequenceName, StepDecisions
+from app.realtime.decisions import SequenceName, StepDecisions, order_candidates
 from app.web.live_context import REASON_WORDS, short_id
 from app.web.miss_words import MissView, describe_miss
 from app.web.templating import NO_VALUE, format_count
 from engine.records import Admitted, Loaded, Policies, Preempted, Stalled
+from engine.snapshot import PRIORITY_POLICY
 
 SCORE_WORDS: Final = {
     "newest-first": "the later it arrived, the lower",
@@ -18,6 +19,13 @@ SCORE_WORDS: Final = {
     "least-computed-first": "its computed tokens",
 }
 """What the scores of a preemption policy are."""
+
+SCORE_ORDER_WORDS: Final = "the lowest score goes first, of equal ones the latest arrival"
+URGENCY_ORDER_WORDS: Final = (
+    "the least urgent (highest priority number) go first, of these the lowest score, of equal ones the "
+    "latest arrival"
+)
+"""In which order candidates would go, by the queue policy."""
 
 SWAP_SIGN: Final = "\u21c5"
 RECOMPUTE_SIGN: Final = "\u25bc"
@@ -42,11 +50,15 @@ class CandidateLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreemptionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One preemption with all candidates, in the order in which they would have gone."""
+    """One preemption with all candidates, in the order in which they would have gone.
+
+    `need`: what it was for, "block", "slot" or "room"; empty where the record does not say it.
+    """
 
     victim: Party
     beneficiary: Party
     is_own_need: bool
+    need: str
     policy: str
     score_words: str
     mode: str
@@ -57,6 +69,7 @@ class PreemptionView(msgspec.Struct, frozen=True, kw_only=True):
     swap_cost: str
     why_it: str
     why_mode: str
+    order_words: str
     candidates: list[CandidateLine]
 
 
@@ -149,11 +162,13 @@ def format_score(score: float) -> str:
 
 
 def _describe_preemption(event: Preempted, found: StepDecisions) -> PreemptionView:
-    in_order = sorted(event.candidates, key=lambda candidate: (candidate[1], -candidate[0]))
+    in_order = _order(event, found)
+    by_urgency = found.policies.policy == PRIORITY_POLICY
     return PreemptionView(
         victim=_party(event.seq_id, found),
         beneficiary=_party(event.beneficiary, found),
         is_own_need=event.beneficiary == event.seq_id,
+        need=event.need,
         policy=event.policy,
         score_words=SCORE_WORDS.get(event.policy, "as the policy reckons it"),
         mode=event.mode,
@@ -162,8 +177,9 @@ def _describe_preemption(event: Preempted, found: StepDecisions) -> PreemptionVi
         num_blocks_freed=event.num_blocks_freed,
         recompute_cost=format_cost(event.recompute_ns),
         swap_cost=format_cost(event.swap_ns),
-        why_it=_word_choice(event),
+        why_it=_word_choice(event, in_order, found),
         why_mode=_word_mode(event, found),
+        order_words=URGENCY_ORDER_WORDS if by_urgency else SCORE_ORDER_WORDS,
         candidates=[
             CandidateLine(
                 party=_party(seq_id, found),
@@ -175,17 +191,48 @@ def _describe_preemption(event: Preempted, found: StepDecisions) -> PreemptionVi
     )
 
 
-def _word_choice(event: Preempted) -> str:
-    scores = dict(event.candidates)
-    own, lowest = scores.get(event.seq_id), min(scores.values(), default=None)
-    if own is None or own != lowest:
-        return "It was chosen; the scores do not say why."
-    if len(scores) == 1:
+def _order(event: Preempted, found: StepDecisions) -> list[tuple[int, float]]:
+    priorities = {seq_id: name.priority for seq_id, name in found.names.items()}
+    return order_candidates(event, found.policies.policy, priorities)
+
+
+def _word_choice(event: Preempted, in_order: list[tuple[int, float]], found: StepDecisions) -> str:
+    if not in_order or in_order[0][0] != event.seq_id:
+        return "It was chosen; what is on record does not say why."
+    if found.policies.policy == PRIORITY_POLICY:
+        return _word_urgency(event, in_order, found)
+    num, num_lowest = len(in_order), _count_lowest(in_order)
+    shown = format_score(float(in_order[0][1]))
+    if num == 1:
         return "It was the only one whose blocks could be taken."
-    shown, num_lowest = format_score(float(own)), sum(score == lowest for score in scores.values())
     if num_lowest == 1:
-        return f"Its score, {shown}, is the lowest of {len(scores)}."
-    return f"{num_lowest} of {len(scores)} have the lowest score, {shown}; of these it arrived last."
+        return f"Its score, {shown}, is the lowest of {num}."
+    return f"{num_lowest} of {num} have the lowest score, {shown}; of these it arrived last."
+
+
+def _word_urgency(event: Preempted, in_order: list[tuple[int, float]], found: StepDecisions) -> str:
+    """Say why the first one was taken where the least urgent go first."""
+    num = len(in_order)
+    if num == 1:
+        # Older records have only the least urgent ones of those that might have been taken.
+        words = "whose blocks could be taken" if event.need else "on record that could have been taken"
+        return f"It was the only one {words}."
+    number = _party(event.seq_id, found).priority
+    peers = [(seq_id, score) for seq_id, score in in_order if _party(seq_id, found).priority == number]
+    if len(peers) == 1:
+        return f"It is the least urgent of {num}, with priority {number}."
+    lead = (
+        f"The {len(peers)} least urgent of {num}" if len(peers) < num else {2: "Both"}.get(num, f"All {num}")
+    )
+    shown, num_lowest = format_score(float(peers[0][1])), _count_lowest(peers)
+    lead += f" have priority {number}"
+    if num_lowest == 1:
+        return f"{lead}; its score, {shown}, is the lowest of these."
+    return f"{lead}; {num_lowest} of these have the lowest score, {shown}, and it arrived last."
+
+
+def _count_lowest(in_order: list[tuple[int, float]]) -> int:
+    return sum(score == in_order[0][1] for _, score in in_order)
 
 
 def _word_mode(event: Preempted, found: StepDecisions) -> str:

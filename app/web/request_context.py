@@ -32,6 +32,13 @@ PHASE_WORDS: Final = {
     "preempted": "blocks taken away, waiting again",
     "recompute": "prompt and answer so far computed again",
 }
+NEED_WORDS: Final = {
+    "block": "ran, needed a block",
+    "slot": "more urgent, waited for a slot",
+    "room": "more urgent, waited for blocks",
+}
+"""What a preemption was for."""
+
 KIND_WORDS: Final = {"api": "API", "chat": "chat", "load": "load run"}
 
 _NS_PER_MS: Final = 1e6
@@ -75,15 +82,17 @@ class AdmissionLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreemptionLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One preemption; `candidates` have short ids and come lowest score first.
+    """One preemption; `candidates` have short ids and come in the order in which they would have gone.
 
     They are None where the step record was not read. `costs`: what the two modes were reckoned to take.
+    `need`: what the one it was for needed, empty where that is not recorded.
     """
 
     event: RequestEvent
     candidates: list[tuple[str, Candidate]] | None
     num_tokens_kept: int
     costs: str
+    need: str
 
 
 class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,7 +269,7 @@ def _describe_costs(detail: Mapping[str, Any]) -> str:
     if not any(costs):
         return ""
     recompute, swap = (format_ms(cost / _NS_PER_MS) for cost in costs)
-    return f"recompute {recompute}, swap {swap}"
+    return f"reckoned: recompute {recompute}, swap {swap}"
 
 
 def _list_preemptions(life: RequestLife, choice: Choice) -> list[PreemptionLine]:
@@ -271,6 +280,7 @@ def _list_preemptions(life: RequestLife, choice: Choice) -> list[PreemptionLine]
             candidates=_name_candidates(found.get(event.step)),
             num_tokens_kept=event.detail.get("num_tokens_kept", 0),
             costs=_describe_costs(event.detail),
+            need=NEED_WORDS.get(event.detail.get("need", ""), ""),
         )
         for event in life.request.events
         if event.kind == "preempted" and event.choice_index == choice.index
@@ -280,8 +290,7 @@ def _list_preemptions(life: RequestLife, choice: Choice) -> list[PreemptionLine]
 def _name_candidates(found: list[Candidate] | None) -> list[tuple[str, Candidate]] | None:
     if found is None:
         return None
-    by_score = sorted(found, key=lambda candidate: candidate.score)
-    return [(short_id(candidate.request_id), candidate) for candidate in by_score]
+    return [(short_id(candidate.request_id), candidate) for candidate in found]
 
 
 def _sum_waits(phase: Phase, waits: Sequence[Wait]) -> list[tuple[str, int]]:

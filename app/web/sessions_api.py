@@ -88,7 +88,8 @@ class SessionsApiController(Controller):
             "progress": None,
             "engine": msgspec.to_builtins(info.engine),
         }
-        body = await sessions.call_worker(partial(_encode_state, snapshot, facts, with_blocks=with_blocks))
+        encode = partial(_encode_state, snapshot, facts, info.recorded_config, with_blocks=with_blocks)
+        body = await sessions.call_worker(encode)
         return Response(body, media_type=MediaType.JSON, headers=NO_STORE)
 
     @get("/{session_id:str}/chunks/{first_step:str}", operation_id="getChunk", summary="256 steps as frames")
@@ -197,7 +198,7 @@ async def _describe_whole(sessions: SessionReader, info: SessionInfo) -> dict[st
     bookmarks = await sessions.bookmarks(info.id)
     return {
         **describe(info),
-        "config": msgspec.to_builtins(info.config),
+        "config": info.recorded_config,
         "engine": msgspec.to_builtins(info.engine),
         "chunk_steps": CHUNK_STEPS,
         "gaps": [_describe_gap(gap) for gap in gaps],
@@ -257,8 +258,10 @@ def _has_it(if_none_match: str, etag: str) -> bool:
     return etag in tags or tags == ["*"]
 
 
-def _encode_state(snapshot: EngineSnapshot, facts: dict[str, Any], *, with_blocks: bool) -> bytes:
-    return msgspec.json.encode({**facts, **snapshot.to_dict(with_blocks=with_blocks)})
+def _encode_state(
+    snapshot: EngineSnapshot, facts: dict[str, Any], config: dict[str, Any] | None, *, with_blocks: bool
+) -> bytes:
+    return msgspec.json.encode({**facts, **snapshot.to_dict(with_blocks=with_blocks), "config": config})
 
 
 def _encode_records(records: list[StepRecord]) -> bytes:

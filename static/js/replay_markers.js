@@ -1,4 +1,4 @@
-// What is worth jumping to in a recording: preemptions, ends, gaps, bookmarks. Drawn as a strip over the slider.
+// What is worth jumping to in a recording: preemptions, ends, changes of policies, gaps, bookmarks. Drawn as a strip over the slider.
 
 import { formatCount } from "./format.js";
 import { css } from "./palette.js";
@@ -10,6 +10,7 @@ const KINDS = {
   abort: { words: "aborted", color: "bad", height: 0.75 },
   reject: { words: "refused", color: "bad", height: 0.6 },
   reset: { words: "the engine was reset", color: "bad", height: 1 },
+  policies: { words: "policies changed", color: "accent", height: 0.75 },
   gap: { words: "steps that were not recorded", color: "bad", height: 1 },
   bookmark: { words: "bookmark", color: "accent", height: 1 },
 };
@@ -40,7 +41,8 @@ export function wordMarkers(markers, step) {
 
 function wordMarker({ kind, request_id: requestId, note }) {
   const words = kind === "preempt" && note === "swap" ? "preempted, swapped out" : KINDS[kind]?.words || kind;
-  return kind === "bookmark" && note ? { requestId: null, words: `bookmark: ${note}` } : { requestId, words };
+  const isTold = (kind === "bookmark" || kind === "policies") && note;
+  return isTold ? { requestId: null, words: `${words}: ${note}` } : { requestId, words };
 }
 
 /** Of markers within `reach` pixels of `x` the nearest, of equally near ones the tallest; `at(step)` is where one lies. */

@@ -98,14 +98,22 @@ async def test_policies_change_under_load_and_the_replay_has_each_change_where_i
 
 
 def check_preemptions(records: list[dict[str, Any]], *, expected_at: list[dict[str, Any]]) -> None:
-    """Each preemption names the policy that was in force; all policies had some to decide."""
+    """Each preemption follows the policies that were in force; all policies had some to decide."""
     used = set()
+    priorities: dict[int, int] = {}
     for record in records:
-        in_force = [a["preemption"] for a in expected_at if a["step"] <= record["step"]]
-        for event in record["events"]:
+        changes = [answer for answer in expected_at if answer["step"] <= record["step"]]
+        in_force = changes[-1] if changes else {"policy": "fcfs", "preemption": "newest-first"}
+        events = record["events"]
+        priorities |= {event["seq_id"]: event["priority"] for event in events if event["type"] == "arrived"}
+        for event in events:
             if event["type"] == "preempted":
-                assert event["policy"] == (in_force[-1] if in_force else "newest-first")
-                scores = dict(event["candidates"])
-                assert scores[event["seq_id"]] == min(scores.values())
+                assert event["policy"] == in_force["preemption"]
+                by_urgency = in_force["policy"] == "priority"
+                places = {
+                    seq_id: (-priorities[seq_id] if by_urgency else 0, score, -seq_id)
+                    for seq_id, score in event["candidates"]
+                }
+                assert places[event["seq_id"]] == min(places.values())
                 used.add(event["policy"])
     assert len(used) >= 2, "too few preemptions for the test to say anything"

@@ -21,6 +21,18 @@ from tests.support.tiny_server import ask, served_model, tiny_server, write_tiny
 pytestmark = pytest.mark.browser
 
 DESK = {"width": 1440, "height": 900}
+PHONE = {"width": 360, "height": 740}
+MEASURE = """() => {
+  const drawer = document.querySelector("#drawer"), box = drawer.getBoundingClientRect();
+  const style = getComputedStyle(drawer);
+  const width = drawer.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  const tables = [...drawer.querySelectorAll(".table-scroll")];
+  return {
+    fills: drawer.querySelector(".decisions").getBoundingClientRect().width > width - 0.5,
+    cut: [drawer, ...tables].filter((part) => part.scrollWidth > part.clientWidth).length,
+    right: box.right, bottom: box.bottom,
+  };
+}"""
 OPTIONS = ("--swap-memory", "1MiB", "--preemption", "smallest-residual", "--preemption-mode", "swap")
 
 
@@ -64,9 +76,27 @@ async def check_drawer(page: Page, preemptions: dict[int, list[dict[str, Any]]])
         ]
         assert listed == [[str(seq_id), f"{score:,.0f}"] for seq_id, score in in_order]
         await expect(section.locator("tr.is-victim")).to_have_attribute("data-seq", str(event["seq_id"]))
-        await expect(section.locator(".why-it")).to_contain_text("score")
+        await expect(section.locator(".why-it")).to_contain_text(re.compile("score|only one"))
         await expect(section).to_contain_text("was preempted: swap")
     return step
+
+
+async def check_room(page: Page, beside: str, above: str = "") -> None:
+    """The drawer uses its width, cuts nothing off on a phone, and covers on a desk nothing it is about."""
+    desk = await page.evaluate(MEASURE)
+    assert desk["fills"]
+    neighbour = await page.locator(beside).bounding_box()
+    assert neighbour is not None
+    assert desk["right"] <= neighbour["x"]
+    if above:
+        lower = await page.locator(above).bounding_box()
+        assert lower is not None
+        assert desk["bottom"] <= lower["y"]
+    await page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    phone = await page.evaluate(MEASURE)
+    assert phone["fills"]
+    assert phone["cut"] == 0
+    await page.set_viewport_size(DESK)  # type: ignore[arg-type]
 
 
 async def test_the_drawer_lists_the_candidates_live_and_replayed_after_a_restart(
@@ -78,6 +108,7 @@ async def test_the_drawer_lists_the_candidates_live_and_replayed_after_a_restart
         await page.keyboard.press("d")
         await check_drawer(page, preemptions)
         await expect(page.locator("#decisions-title")).to_be_focused()
+        await check_room(page, beside=".side")
         await page.keyboard.press("Escape")
         await expect(page.locator("#drawer")).to_be_hidden()
         entry = page.locator("#decision-line a").first
@@ -96,6 +127,7 @@ async def test_the_drawer_lists_the_candidates_live_and_replayed_after_a_restart
         await expect(page.locator("#decision-line .k-swap")).to_have_count(len(preemptions[step]))
         await _click_newest_column(page)
         assert await check_drawer(page, preemptions) == step
+        await check_room(page, beside=".side", above=".replay-panel")
         await page.locator("#drawer").get_by_role("link", name=re.compile("^Earlier preemption")).click()
         await expect(page.locator(".decisions")).not_to_have_attribute("data-step", str(step))
         assert await check_drawer(page, preemptions) < step

@@ -56,7 +56,7 @@ def read_candidates(text: str) -> list[list[tuple[int, float, bool]]]:
 
 
 def expected_candidates(event: dict[str, Any]) -> list[tuple[int, float, bool]]:
-    in_order = sorted(event["candidates"], key=lambda candidate: (candidate[1], -candidate[0]))
+    in_order = sorted(event["candidates"], key=lambda candidate: (candidate[1], -candidate[0]))  # by fcfs
     return [(seq_id, score, seq_id == event["seq_id"]) for seq_id, score in in_order]
 
 
@@ -127,7 +127,7 @@ async def test_a_recorded_step_shows_host_tier_and_policies(recorded: tuple[Serv
 async def test_what_is_not_recorded_is_said_in_page_and_drawer(recorded: tuple[ServedApi, str]) -> None:
     api, session = recorded
     for path, words in (
-        (f"/s/{session}/decisions/999999", "Step 999998 is not recorded"),
+        (f"/s/{session}/decisions/999999", "Step 999999 is not recorded"),
         ("/s/nowhere/decisions/1", "No session"),
     ):
         page = await api.client.get(path, headers=HTML)
@@ -177,7 +177,7 @@ async def test_decisions_of_the_live_session_need_no_recording(monkeypatch: pyte
 async def test_the_live_page_offers_the_policies_that_there_are() -> None:
     async with running_api() as api:
         text = (await api.client.get("/live", headers=HTML)).text
-        assert 'hx-post="/api/engine/policy"' in text
+        assert 'action="/api/engine/policy"' in text
         assert re.search(r'<option value="newest-first" selected>', text)
         assert 'value="swap"' not in text, "there is no host tier"
         changed = await api.client.post(

@@ -300,6 +300,8 @@ async def test_admissions_and_preemptions_say_what_was_found_kept_lost_and_why()
                 assert event["num_tokens_lost"] >= 0
                 assert (event["recompute_ns"], event["swap_ns"]) == (0, 0), "nothing was measured"
                 assert event["beneficiary"] in ids_
+                assert event["need"] == "block"
+                assert event["candidates"][0]["request_id"] == life["id"], "it would have gone first"
                 candidates = {(c["request_id"], c["choice_index"]): c["score"] for c in event["candidates"]}
                 assert candidates[life["id"], 0] == min(candidates.values())
                 assert resumed["num_cached_tokens"] + resumed["num_host_tokens"] >= event["num_tokens_kept"]
@@ -312,6 +314,27 @@ async def test_admissions_and_preemptions_say_what_was_found_kept_lost_and_why()
         assert "Found in host memory" in page
         assert "Tokens kept" in page
         assert "newest-first, swap" in page
+
+
+async def test_a_preemption_says_that_somebody_more_urgent_needed_the_slot() -> None:
+    engine = FakeEngine(max_num_seqs=1, policy="priority", recompute_ns_per_token=2e6, swap_ns_per_block=1e6)
+    engine.runner.step_s = 0.01
+    async with served_api(engine) as api:
+        await until(lambda: api.plugin.database.is_open)
+        hub = api.plugin.hub
+        task = asyncio.create_task(complete(api, "in bulk", max_tokens=60, priority="bulk"))
+        await until(
+            lambda: hub.snapshot is not None and any(v.num_output_tokens for v in hub.snapshot.running)
+        )
+        urgent = (await complete(api, "in haste", max_tokens=2, priority="premium"))["id"]
+        bulk = (await task)["id"]
+        await recorded(api)
+        (event,) = (await get(api, f"/api/requests/{bulk}"))["preemptions"]
+        assert (event["need"], event["beneficiary"]) == ("slot", urgent)
+        assert [(c["request_id"], c["priority"]) for c in event["candidates"]] == [(bulk, 10)]
+        page = (await api.client.get(f"/r/{bulk}", headers=HTML)).text
+        assert re.search(r"recompute <span class=.sub.>reckoned: recompute \S+ ms, swap \S+ ms</span>", page)
+        assert f'{urgent}</a> <span class="sub">more urgent, waited for a slot</span>' in page
 
 
 async def test_a_miss_names_the_request_that_differs() -> None:

@@ -39,6 +39,10 @@ async def check_gap(it: Recording, first: int, last: int) -> None:
     for step in {first, (first + last) // 2} - {last}:
         with pytest.raises(NotInHistoryError, match=f"steps {first} to {last} were lost"):
             await it.state_at(step)
+    for step in {first, (first + last) // 2, last}:
+        with pytest.raises(NotInHistoryError, match=f"Step {step} is not recorded: steps {first} to {last} "):
+            await it.reader.decisions("s1", step)
+    assert (await it.reader.decisions("s1", last + 1)).step == last + 1
 
 
 async def test_a_full_queue_leaves_a_gap_that_ends_with_a_known_state(

@@ -78,11 +78,16 @@ async def test_what_is_not_recorded_is_refused_with_what_is(tmp_path: Path) -> N
     async with recording(tmp_path, config) as it:
         with pytest.raises(NotInHistoryError, match="No session 'nope' is recorded"):
             await it.reader.snapshot_at("nope", 1)
+        with pytest.raises(NotInHistoryError, match="Step 1 is not recorded: session s1 has no steps yet"):
+            await it.reader.decisions("s1", 1)
         await it.feed(records[:300])
         with pytest.raises(
             NotInHistoryError, match="Step 301 is not recorded: session s1 has steps 1 to 300"
         ):
             await it.reader.snapshot_at("s1", 301)
+        for step in (0, 301, 302, 999):
+            with pytest.raises(NotInHistoryError, match=f"Step {step} is not .* has steps 1 to 300"):
+                await it.reader.decisions("s1", step)
         with pytest.raises(NotInHistoryError, match="step 7 is in the chunk that begins at 1"):
             await it.reader.chunk_frames("s1", 7)
         with pytest.raises(NotInHistoryError, match="has steps 1 to 300"):

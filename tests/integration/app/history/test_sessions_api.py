@@ -1,10 +1,11 @@
 """`/api/sessions` through the whole application, over a fake engine."""
 
 import asyncio
+import json
 import random
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from app.db.models import SessionRow
 from app.history.recorder import RecordPart
@@ -143,6 +144,21 @@ async def test_a_session_is_described_with_its_configuration_and_requests() -> N
         assert session["num_bytes"] > 0
         (item,) = (await api.client.get("/api/sessions")).json()["items"]
         assert item.items() <= session.items()
+
+
+async def test_the_configuration_is_what_was_recorded_without_defaults_of_later_versions() -> None:
+    async with running_api(make_tiny_engine()) as api:
+        await make_traffic(api, 1)
+        sid = await wait_recorded(api)
+        known = (await api.client.get(f"/api/sessions/{sid}")).json()["config"]
+        older = {key: known[key] for key in ("block_size", "num_blocks", "max_model_len", "max_num_seqs")}
+        async with api.plugin.database.write() as connection:
+            row = update(SessionRow).where(SessionRow.id == sid).values(config=json.dumps(older))
+            await connection.execute(row)
+        assert (await api.client.get(f"/api/sessions/{sid}")).json()["config"] == older
+        state = (await api.client.get(f"/api/sessions/{sid}/state?step=3")).json()
+        assert state["config"] == older
+        assert (state["step"], state["counts"]["total"]) == (3, 32)
 
 
 async def test_sessions_are_listed_newest_first_in_pages() -> None:

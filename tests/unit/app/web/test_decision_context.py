@@ -19,11 +19,14 @@ from tests.support.step_records import make_record
 HOST_TIER = {"policy": "priority", "num_host_blocks": 40, "load_steps": 3, "policy_rate": 0.02}
 
 
+PRIORITIES = {1: -5, 2: 0, 3: 10, 4: 10, 5: 10}
+
+
 def decide(*events: Event, **config: Any) -> StepDecisions:
     """Return the decisions of a step that follows the arrival of sequences 1 to 5, all called r-N."""
     before = EngineSnapshot(make_config(**config))
     arrivals: list[Event] = [
-        Arrived(number, f"r-{number}", 0, 4, 4, 1, priority=number) for number in range(1, 6)
+        Arrived(number, f"r-{number}", 0, 4, 4, 1, priority=PRIORITIES[number]) for number in range(1, 6)
     ]
     before.apply(make_record(step=1, events=arrivals, num_free=8, num_waiting=5))
     return make_decisions(before, make_record(step=2, events=list(events)))
@@ -53,7 +56,7 @@ def run_decisions(seed: int, num_steps: int, **overrides: Any) -> Iterator[tuple
 
 
 def test_every_preemption_of_a_run_is_told_with_all_candidates_and_its_victim_first() -> None:
-    modes = set()
+    modes, needs = set(), set()
     for found, events in run_decisions(3, 400, **HOST_TIER):
         view = make_decisions_view(found)
         recorded = [event for event in events if isinstance(event, Preempted)]
@@ -66,7 +69,9 @@ def test_every_preemption_of_a_run_is_told_with_all_candidates_and_its_victim_fi
             ]
             assert one.victim.seq_id == event.seq_id
             assert all(line.party.request_id for line in one.candidates), "all have names"
-            assert "do not say why" not in one.why_it
+            assert "does not say why" not in one.why_it
+            needs.add(one.need)
+    assert needs >= {"block", "room"}
     assert modes == {"swap", "recompute"}
 
 
@@ -92,7 +97,7 @@ def test_every_policy_has_words_for_its_score() -> None:
         ([(3, 3.0)], "It was the only one whose blocks could be taken."),
         ([(3, 1234.0), (4, 2000.0)], "Its score, 1,234, is the lowest of 2."),
         ([(1, 0.7), (3, 0.7), (4, 0.9)], "2 of 3 have the lowest score, 0.7; of these it arrived last."),
-        ([(3, 5.0), (4, 4.0)], "It was chosen; the scores do not say why."),
+        ([(3, 5.0), (4, 4.0)], "It was chosen; what is on record does not say why."),
     ],
 )
 def test_the_choice_is_explained_by_the_scores(candidates: list[tuple[int, float]], words: str) -> None:
@@ -109,7 +114,79 @@ def test_candidates_come_in_the_order_in_which_they_would_have_gone() -> None:
         (2, "1"),
         (1, "2"),
     ]
-    assert [line.party.priority for line in one.candidates] == [4, 3, 2, 1]
+    assert [line.party.priority for line in one.candidates] == [10, 10, 0, -5]
+    assert one.order_words.startswith("the lowest score goes first")
+
+
+def test_under_priority_the_least_urgent_come_first_whatever_their_score() -> None:
+    candidates = [(1, 0.0), (2, 1.0), (3, 7.0), (4, 9.0), (5, 7.0)]
+    found = decide(preempt(candidates=candidates, seq_id=5, need="slot"), policy="priority")
+    (one,) = make_decisions_view(found).preemptions
+    assert [line.party.seq_id for line in one.candidates] == [5, 3, 4, 2, 1]
+    assert one.candidates[0].is_victim
+    assert one.order_words.startswith("the least urgent (highest priority number) go first")
+    assert "the lowest score goes first" not in to_text(render(found))
+
+
+@pytest.mark.parametrize(
+    ("need", "candidates", "words"),
+    [
+        ("slot", [(3, 3.0)], "It was the only one whose blocks could be taken."),
+        ("", [(3, 3.0)], "It was the only one on record that could have been taken."),
+        ("slot", [(1, 0.0), (2, 1.0), (3, 3.0)], "It is the least urgent of 3, with priority 10."),
+        (
+            "room",
+            [(1, 0.0), (3, 3.0), (4, 4.0)],
+            "The 2 least urgent of 3 have priority 10; its score, 3, is the lowest of these.",
+        ),
+        ("block", [(3, 3.0), (4, 4.0)], "Both have priority 10; its score, 3, is the lowest of these."),
+        (
+            "block",
+            [(3, 3.0), (4, 4.0), (5, 5.0)],
+            "All 3 have priority 10; its score, 3, is the lowest of these.",
+        ),
+        ("slot", [(2, 0.0), (4, 0.0)], "It was chosen; what is on record does not say why."),
+    ],
+)
+def test_under_priority_the_choice_is_explained_by_urgency_first(
+    need: str, candidates: list[tuple[int, float]], words: str
+) -> None:
+    event = preempt(candidates=candidates, need=need)
+    (one,) = make_decisions_view(decide(event, policy="priority")).preemptions
+    assert one.why_it == words
+
+
+def test_of_the_least_urgent_with_the_lowest_score_the_latest_arrival_goes() -> None:
+    event = preempt(candidates=[(1, 0.0), (3, 3.0), (4, 3.0), (5, 3.5)], seq_id=4)
+    (one,) = make_decisions_view(decide(event, policy="priority")).preemptions
+    assert one.why_it == (
+        "The 3 least urgent of 4 have priority 10; 2 of these have the lowest score, 3, and it arrived last."
+    )
+
+
+@pytest.mark.parametrize(
+    ("need", "beneficiary", "words"),
+    [
+        ("block", 1, "so that 1, which runs and needed a block, can go on. "),
+        ("block", 3, "It needed a block itself, and was the one to give way. "),
+        (
+            "slot",
+            1,
+            "gave its slot and its blocks up so that 1, which waits and is more urgent, gets a slot. ",
+        ),
+        ("room", 1, "It gave its blocks up so that 1, which waits and is more urgent, gets its blocks. "),
+        ("", 1, "It gave its blocks up for 1. "),
+        ("", 3, "It needed blocks itself, and was the one to give way. "),
+    ],
+)
+def test_what_a_preemption_was_for_is_said(need: str, beneficiary: int, words: str) -> None:
+    assert words in to_text(render(decide(preempt(need=need, beneficiary=beneficiary))))
+
+
+def test_who_could_be_taken_is_said_by_the_policy_in_force_and_only_where_somebody_was() -> None:
+    assert "by priority only" not in to_text(render(decide(preempt())))
+    assert "by priority only less urgent ones" in to_text(render(decide(preempt(), policy="priority")))
+    assert "Candidates are" not in to_text(render(decide(Admitted(2, 0, 40, 16, resumed=False))))
 
 
 @pytest.mark.parametrize(
