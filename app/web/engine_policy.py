@@ -83,6 +83,9 @@ class EnginePolicyController(Controller):
         else:
             fields = _decode(await read_json(request))
         host.check_available()
+        has_page = is_form and "text/html" in request.headers.get("accept", "") and not _is_htmx(request)
+        if has_page and not fields:
+            return _lead_back(back)  # every choice was left as it is
         config = host.config
         assert config is not None  # noqa: S101 - an available engine has a configuration
         changes = _check(fields, config)
@@ -91,9 +94,13 @@ class EnginePolicyController(Controller):
         except ConfigError as error:
             raise RequestError(str(error), code="invalid_value") from None
         logger.info("From step %d on the engine decides by %s", applied.step, applied.policies)
-        if is_form and "text/html" in request.headers.get("accept", "") and not _is_htmx(request):
-            return Redirect(find_way_back(back, HOME), status_code=303, headers=dict(PAGE_HEADERS))
+        if has_page:
+            return _lead_back(back)
         return _answer(applied.policies, applied.step, config, priorities)
+
+
+def _lead_back(back: object) -> Redirect:
+    return Redirect(find_way_back(back, HOME), status_code=303, headers=dict(PAGE_HEADERS))
 
 
 def _is_htmx(request: AnyRequest) -> bool:

@@ -56,8 +56,6 @@ _NEW_WORDS: Final = "came after the newest step"
 _OWN_REASONS: Final = {StopReason.PRIORITY, StopReason.PREFIX_PENDING, StopReason.QUEUE_EMPTY}
 """Of a waiting request: what holds for itself, whatever the first in the queue waits for."""
 
-PRIORITY_POLICY: Final = "priority"
-
 
 class Named(msgspec.Struct, frozen=True):
     """A number of the wire with its name and what it means."""
@@ -140,7 +138,7 @@ class Panels(msgspec.Struct, frozen=True, kw_only=True):
     policies: Policies
     """In force after this step."""
     has_priorities: bool
-    """Whether priorities mean anything here."""
+    """Whether any request has another priority than 0."""
     host: HostMeter | None
     """None without a host tier."""
     last_activity: str
@@ -198,8 +196,7 @@ def _describe(snapshot: EngineSnapshot, now_ns: int) -> Panels:
         hit_detail=_describe_hits(totals),
         totals=list(_list_totals(totals)),
         policies=snapshot.policies,
-        has_priorities=snapshot.policies.policy == PRIORITY_POLICY
-        or any(view.priority for view in snapshot.sequences.values()),
+        has_priorities=any(view.priority for view in snapshot.sequences.values()),
         host=_measure_host(snapshot),
         last_activity=_clock_time(snapshot.t_ns) if snapshot.t_ns else "",
         time_text=_exact_time(snapshot.t_ns) if snapshot.t_ns else "",
@@ -264,8 +261,7 @@ def running_row(view: SequenceView) -> RequestRow:
     if view.is_loading:
         state, detail = "loading", "from the host tier"
     elif view.num_computed_tokens >= view.num_tokens - 1 and view.num_output_tokens > 0:
-        unit = "token" if view.num_output_tokens == 1 else "tokens"
-        state, detail = "decode", f"{format_count(view.num_output_tokens)} {unit}"
+        state, detail = "decode", f"{format_count(view.num_output_tokens)} tok"
     else:
         state = "recompute" if view.num_preemptions else "prefill"
         detail = format_percent(view.num_computed_tokens, view.num_tokens)

@@ -68,6 +68,7 @@ class PagesController(Controller):
                 "engine_info": hub.info,
                 "decisions": _newest_decisions(hub),
                 "policy_names": _list_policies(hub),
+                "allowed_policies": _allowed_policies(hub),
                 **describe_engine(host),
             },
         )
@@ -85,6 +86,7 @@ class PagesController(Controller):
             {
                 "panels": make_panels(hub.snapshot, num_watching=hub.num_clients),
                 "decisions": _newest_decisions(hub),
+                "allowed_policies": _allowed_policies(hub),
                 "parts_path": "/live",
                 "model_name": settings.model_name,
                 "base_url": str(request.base_url).rstrip("/"),
@@ -95,6 +97,20 @@ class PagesController(Controller):
     async def tables(self, hub: NamedDependency[EventHub]) -> Template:
         """Return the grid as tables."""
         return _render("partials/_tables.html", {"tables": make_tables(hub.snapshot)})
+
+    @get("/live/policies", name="live-policies")
+    async def policies(
+        self,
+        request: Request[Any, Any, Any],
+        hub: NamedDependency[EventHub],
+        frame: NamedDependency[PageFrame],
+    ) -> Template:
+        """Offer other policies in a plain form: what the live view's dialog is, without scripts."""
+        context = {
+            "policy_names": _list_policies(hub),
+            "policies": hub.snapshot.policies if hub.snapshot else None,
+        }
+        return frame.render_page(request, "pages/policies.html", "/live", context)
 
     @get("/live/status", name="live-status")
     async def status(self, host: NamedDependency[EngineHost]) -> Template:
@@ -108,8 +124,11 @@ def _newest_decisions(hub: EventHub) -> list[DecisionLink]:
 
 def _list_policies(hub: EventHub) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return what can be chosen: field, words, names."""
-    config = hub.snapshot.config if hub.snapshot else EngineConfig()
-    return [(field, POLICY_WORDS[field], names) for field, names in list_allowed(config).items()]
+    return [(field, POLICY_WORDS[field], names) for field, names in _allowed_policies(hub).items()]
+
+
+def _allowed_policies(hub: EventHub) -> dict[str, tuple[str, ...]]:
+    return list_allowed(hub.snapshot.config if hub.snapshot else EngineConfig())
 
 
 def _render(template_name: str, context: dict[str, Any]) -> Template:

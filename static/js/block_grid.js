@@ -176,6 +176,7 @@ export class BlockGrid {
     const point = bodyPoint(cellState(this.view.cells[id]), glyphMetrics(this.layout));
     // Through a copy, so that reading never changes how the browser draws the grid itself.
     const copy = (this.probe ??= makeProbe());
+    copy.clearRect(0, 0, 1, 1); // what lies outside the canvas is drawn as nothing, not as what was read before
     copy.drawImage(this.canvas, Math.floor(x + point.x), Math.floor(y + point.y), 1, 1, 0, 0, 1, 1);
     return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
   }

@@ -82,6 +82,7 @@ export class EnginePage {
   start() {
     const resizer = new ResizeObserver(() => {
       for (const part of this.#pictures) part.resize();
+      this.#draw(performance.now()); // at once: a canvas of another size is empty, and this frame shows it
       this.repaint();
     });
     for (const part of this.#pictures) resizer.observe(part.canvas);
@@ -120,6 +121,7 @@ export class EnginePage {
     if (this.#theme) this.#slotStyles.update(this.#theme, view.hello.config?.max_num_seqs ?? 0);
     if (view.model) byId("model-name").textContent = view.model;
     this.statusBar.writeEngine();
+    byId("legend").style.setProperty("--count-width", `${formatCount(view.numBlocks).length}ch`);
     if (this.#isOpen) byId("grid-caption").textContent = `${formatCount(view.numBlocks)} blocks of ${view.blockSize} tokens, by block id`;
     this.connection.update();
     document.body.dispatchEvent(new CustomEvent("engine:status"));
@@ -128,6 +130,8 @@ export class EnginePage {
   /** Another server run: steps count from 1 again, and slots belong to others. */
   #startOver() {
     this.#session = this.view.session;
+    this.drawer.close(); // it speaks of steps of the run before
+    for (const link of document.querySelectorAll(".replay-link")) link.href = `/s/${encodeURIComponent(this.#session)}`;
     this.paintedStep = -1;
     if (this.grid.selectedSlot >= 0) this.select(-1);
   }
@@ -151,9 +155,7 @@ export class EnginePage {
   #paint(now) {
     if (!this.#theme) return false;
     const { view } = this;
-    const isFading = this.grid.paint(now);
-    this.batchStrip.paint();
-    this.timeline.paint();
+    const isFading = this.#draw(now);
     this.statusBar.writeFrame();
     this.input.updateTooltip();
     if (view.step > this.paintedStep && this.paintedStep >= 0) {
@@ -164,6 +166,15 @@ export class EnginePage {
     this.source.painted();
     if (now - this.#statusWrittenAt >= STATUS_MS) this.#writeStatus(now);
     else this.#statusTimer ||= setTimeout(() => this.repaint(), STATUS_MS);
+    return isFading;
+  }
+
+  /** Draw the pictures alone. Returns whether something still fades. */
+  #draw(now) {
+    if (!this.#theme) return false;
+    const isFading = this.grid.paint(now);
+    this.batchStrip.paint();
+    this.timeline.paint();
     return isFading;
   }
 

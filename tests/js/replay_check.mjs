@@ -285,6 +285,8 @@ test("markers are found in both directions and put into words", () => {
   assert.equal(describeMarkers(markers, 9), "abcdef01 preempted, bookmark: look");
   assert.equal(describeMarkers(markers, 6), "");
   assert.deepEqual(wordMarkers(markers, 9)[0], { requestId: "chatcmpl-abcdef0123", words: "preempted" });
+  const change = { step: 9, kind: "policies", request_id: null, note: "priority, newest-first, auto" };
+  assert.equal(describeMarkers([change], 9), "policies changed: priority, newest-first, auto");
   assert.equal(describeMarkers([{ step: 9, kind: "preempt", request_id: "r-1", note: "swap" }], 9), "1 preempted, swapped out");
   assert.equal(shortId("plain"), "plain");
 });

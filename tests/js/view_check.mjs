@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { BlockGrid } from "../../static/js/block_grid.js";
 import { glyphMetrics, bodyPoint, tailFill } from "../../static/js/block_glyphs.js";
 import { describeOutage } from "../../static/js/connection.js";
 import { formatMs, formatPercent, formatSpan } from "../../static/js/format.js";
@@ -16,7 +17,7 @@ import { StepBins } from "../../static/js/step_bins.js";
 import { nextTheme } from "../../static/js/theme.js";
 import { newestPreemption } from "../../static/js/drawer.js";
 import { replaces } from "../../static/js/grid_marks.js";
-import { describeProblem } from "../../static/js/policies.js";
+import { changesOf, describeProblem } from "../../static/js/policies.js";
 import { ROW_POLICIES, ROW_RESET, ROW_SWAPPED_OUT, StepRing } from "../../static/js/step_ring.js";
 import { TRACKS, happened } from "../../static/js/timeline_tracks.js";
 import { MARK, NO_SLOT, STATE } from "../../static/js/wire.js";
@@ -259,6 +260,27 @@ test("of what happened to a block in one step the more telling mark is shown", (
 test("the newest preemption is the last one in the rows", () => {
   assert.equal(newestPreemption(makeRing([])), -1);
   assert.equal(newestPreemption(makeRing([{ step: 1, preemptions: 1 }, { step: 2, preemptions: 2 }, { step: 3 }])), 2);
+});
+
+test("only what a person has changed is sent, and only if it is not in force", () => {
+  const selects = [{ name: "policy", value: "priority" }, { name: "preemption", value: "newest-first" }];
+  const now = { policy: "fcfs", preemption: "oldest-first" };
+  assert.deepEqual(changesOf(selects, new Set(["policy"]), now), { policy: "priority" });
+  assert.deepEqual(changesOf(selects, new Set(), now), {});
+  assert.deepEqual(changesOf(selects, new Set(["policy"]), { ...now, policy: "priority" }), {});
+});
+
+test("a pixel read where the canvas shows nothing is not the one read before", () => {
+  const probe = {
+    data: [0, 0, 0, 0],
+    clearRect: () => (probe.data = [0, 0, 0, 0]),
+    drawImage: (source) => (probe.data = source.shows ?? probe.data),
+    getImageData: () => ({ data: probe.data }),
+  };
+  const grid = { layout: makeLayout(), view: { cells: new Uint32Array(100) }, probe, canvas: { shows: [9, 8, 7, 255] } };
+  assert.deepEqual(BlockGrid.prototype.pixel.call(grid, 3), [9, 8, 7]);
+  grid.canvas = {};
+  assert.deepEqual(BlockGrid.prototype.pixel.call(grid, 3), [0, 0, 0]);
 });
 
 test("a refusal is told in the words of the server", () => {

@@ -77,11 +77,11 @@ class ServedApi:
 
 
 @asynccontextmanager
-async def served_api(engine: FakeEngine, **settings: Any) -> AsyncIterator[ServedApi]:
-    """Serve the application on a free port; leaving stops it as a signal would."""
+async def served_api(engine: FakeEngine, *, port: int = 0, **settings: Any) -> AsyncIterator[ServedApi]:
+    """Serve the application on a port (0: a free one); leaving stops it as a signal would."""
     asked = Settings(served_model_name=MODEL, **settings)
     app = create_app(asked, engine.load)
-    with bind_sockets("127.0.0.1", 0) as sockets:
+    with bind_sockets("127.0.0.1", port) as sockets:
         url = show_url("127.0.0.1", sockets[0].getsockname()[1])
         server = make_server(app, asked, url)
         task = asyncio.create_task(server.serve(sockets))

@@ -81,6 +81,13 @@ async def test_a_change_is_in_force_on_record_and_in_the_state_when_it_is_answer
         assert replayed == [{**DEFAULTS, "policy": "priority"}, expected]
         records = (await api.client.get(f"/api/sessions/{sid}/chunks/1?format=records")).json()["items"]
         assert [event["type"] for record in records for event in record["events"]] == ["policies"] * 2
+        await api.plugin.writer.settle()
+        markers = (await api.client.get(f"/api/sessions/{sid}/markers")).json()["items"]
+        notes = ("priority, newest-first, auto", "priority, oldest-first, recompute")
+        assert markers == [
+            {"step": step, "kind": "policies", "request_id": None, "note": note}
+            for step, note in enumerate(notes, 1)
+        ]
 
 
 async def test_changes_during_a_step_take_effect_one_after_the_other_with_the_next() -> None:
@@ -168,6 +175,37 @@ async def test_a_form_says_the_same_with_and_without_scripts() -> None:
             PATH, data={**form, "back": "//evil.example"}, headers=HTML, follow_redirects=False
         )
         assert (elsewhere.status_code, elsewhere.headers["location"]) == (303, "/live")
+
+
+async def test_a_file_in_place_of_a_field_is_refused() -> None:
+    async with running_api() as api:
+        for files in ({"policy": ("x.txt", b"priority")}, {"policy": ("x.txt", b"a"), "back": ("y", b"")}):
+            answer = await api.client.post(PATH, files=files, headers=HTML)
+            assert answer.status_code == 400
+            assert "is a file in the form; send it as a plain field." in answer.text
+        as_fields = await api.client.post(PATH, files={"policy": (None, b"priority")})
+        assert (as_fields.status_code, as_fields.json()["policy"]) == (200, "priority")
+
+
+async def test_a_form_without_a_choice_changes_nothing_and_leads_back() -> None:
+    async with running_api() as api:
+        form = dict.fromkeys(DEFAULTS, "") | {"back": "/live"}
+        answer = await api.client.post(PATH, data=form, headers=HTML, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/live")
+        assert (await api.client.get(PATH)).json()["step"] == 0
+
+
+async def test_a_page_without_scripts_offers_what_there_is() -> None:
+    async with running_api() as api, running_api(FakeEngine(num_host_blocks=8)) as swapping:
+        page = (await api.client.get("/live/policies")).text
+        assert 'action="/api/engine/policy"' in page
+        assert "as it is, newest-first" in page
+        assert '<option value="oldest-first">' in page
+        assert '<option value="swap">' not in page
+        assert '<option value="swap">' in (await swapping.client.get("/live/policies")).text
+        live = (await api.client.get("/live")).text
+        assert 'href="/live/policies"' in live
+        assert "http-equiv" not in page  # a refresh would take back what was chosen
 
 
 async def test_pages_of_other_sites_cannot_change_it() -> None:

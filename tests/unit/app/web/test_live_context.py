@@ -65,11 +65,11 @@ def test_a_running_request_shows_how_far_it_is() -> None:
     assert [(part.kind, part.x, part.width) for part in row.bar] == [("computed", 0, 200), ("todo", 200, 300)]
     for _ in range(2):
         hub.publish([core.step().record])
-    assert make_panels(hub.snapshot).running[0].detail == "1 token"
+    assert make_panels(hub.snapshot).running[0].detail == "1 tok"
     for _ in range(2):
         hub.publish([core.step().record])
     (row,) = make_panels(hub.snapshot).running
-    assert (row.state, row.detail) == ("decode", "3 tokens")
+    assert (row.state, row.detail) == ("decode", "3 tok")
     assert row.bar[-1].kind == "generated"
 
 
@@ -105,10 +105,15 @@ def test_who_stands_behind_a_more_urgent_one_says_so() -> None:
     assert panels.waiting[1].detail.endswith(REASON_WORDS[StopReason.PRIORITY])
 
 
-def test_priorities_are_not_shown_where_they_mean_nothing() -> None:
-    core = make_core()
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_priorities_are_shown_once_a_request_has_one(policy: str) -> None:
+    core = make_core(policy=policy)
     core.add_request(make_request("r"))
-    assert not make_panels(hub_of(core, 1).snapshot).has_priorities
+    hub = hub_of(core, 1)
+    assert not make_panels(hub.snapshot).has_priorities
+    core.add_request(make_request("s", priority=1))
+    hub.publish([core.step().record])
+    assert make_panels(hub.snapshot).has_priorities
 
 
 def test_a_run_with_a_host_tier_shows_meter_loads_and_totals() -> None:
