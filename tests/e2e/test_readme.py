@@ -43,10 +43,20 @@ def test_python_example_prints_an_answer(server: ServerProcess) -> None:
     assert len(result.stdout.split()) > 2
 
 
-def test_curl_example_streams_an_answer(server: ServerProcess) -> None:
-    [example] = re.findall(r"^    (curl .*?\}')$", README, re.DOTALL | re.MULTILINE)
-    program, _no_buffer, url, _header_option, header, _data_option, body = shlex.split(example)
-    assert (program, header) == ("curl", "Content-Type: application/json")
+CURL_EXAMPLES = re.findall(r"^    (curl .*?\}')$", README, re.DOTALL | re.MULTILINE)
+
+
+def test_there_is_an_example_with_a_priority_and_one_that_streams() -> None:
+    assert ["priority" in example for example in CURL_EXAMPLES] == [True, False]
+    assert ["stream" in example for example in CURL_EXAMPLES] == [False, True]
+
+
+@pytest.mark.parametrize("example", CURL_EXAMPLES)
+def test_curl_examples_give_an_answer(server: ServerProcess, example: str) -> None:
+    words = shlex.split(example)
+    [url] = [word for word in words if word.startswith("http")]
+    header, body = words[words.index("-H") + 1], words[words.index("-d") + 1]
+    assert (words[0], header) == ("curl", "Content-Type: application/json")
 
     response = httpx.post(
         url.replace(README_URL, server.url),
@@ -56,7 +66,10 @@ def test_curl_example_streams_an_answer(server: ServerProcess) -> None:
     )
 
     assert response.status_code == 200
-    assert response.text.rstrip().endswith("data: [DONE]")
+    if "stream" in example:
+        assert response.text.rstrip().endswith("data: [DONE]")
+    else:
+        assert response.json()["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("page", re.findall(r"\]\(([^)#:]+)\)", README))
