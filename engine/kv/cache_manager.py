@@ -138,10 +138,10 @@ class KVCacheManager:
         num_idle_hits = sum(self.pool.is_available(block_id) for block_id in hits)
         return max(0, num_new + num_idle_hits + num_reserved - self.pool.num_available)
 
-    def admit(self, sequence: Sequence, hits: list[int], host_ids: list[int], num_tokens: int) -> Load | None:
+    def admit(self, sequence: Sequence, hits: list[int], host_ids: list[int], num_tokens: int) -> None:
         """Pin the hits and allocate what is missing to hold `num_tokens`; check `num_missing` first.
 
-        Returns the load that brings `host_ids` into the blocks after the hits, None if there are none.
+        A load brings `host_ids` into the blocks after the hits.
         """
         for host_id in host_ids:  # first: what is allocated now may push other blocks into the host tier
             self.host.pin(host_id)
@@ -154,10 +154,12 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             for block_hash in sequence.block_hashes[len(hits) :]:
                 self._pending.setdefault(block_hash, sequence.seq_id)
-        if not host_ids:
-            return None
+        if host_ids:
+            self._begin_load(sequence, host_ids, sequence.block_table[len(hits) : len(hits) + len(host_ids)])
+
+    def _begin_load(self, sequence: Sequence, host_ids: list[int], targets: list[int]) -> None:
+        """Have pinned host blocks copied into as many blocks of the sequence."""
         self._num_loads += 1
-        targets = sequence.block_table[len(hits) : len(hits) + len(host_ids)]
         pairs = list(zip(host_ids, targets, strict=True))
         load = Load(self._num_loads, sequence.seq_id, sequence.slot, pairs, self.step)
         self.loads[load.load_id] = load
@@ -165,7 +167,6 @@ class KVCacheManager:
         sequence.load_id = load.load_id
         for host_id, block_id in pairs:
             self.pool.ops.append(BlockOp(BlockOpKind.SWAP_IN, block_id, sequence.slot, host_id))
-        return load
 
     def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate what is missing to hold the first `num_tokens` tokens; all or nothing."""

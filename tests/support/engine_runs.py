@@ -1,9 +1,10 @@
 """Requests for an engine with a tiny model, and a run of them to the end, for tests of every runner."""
 
 import random
+from collections import Counter
 
 from engine.core import EngineCore
-from engine.records import StepResult
+from engine.records import Admitted, BlockOpKind, Loaded, Preempted, StepResult
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 from tests.support.models import VOCAB_SIZE
@@ -42,3 +43,18 @@ def run(core: EngineCore, requests: list[EngineRequest]) -> tuple[dict[str, list
             answers[output.request_id].append(output.token_id)
     core.check_integrity()
     return answers, results
+
+
+def count_host_events(results: list[StepResult]) -> Counter[str]:
+    """Count what a host tier is there for, and blocks reserved ahead."""
+    counts: Counter[str] = Counter()
+    for result in results:
+        for event in result.record.events:
+            counts["swaps"] += isinstance(event, Preempted) and event.mode == "swap"
+            counts["loads"] += isinstance(event, Loaded)
+            counts["host hits"] += (
+                isinstance(event, Admitted) and not event.resumed and event.num_host_tokens > 0
+            )
+        counts["copies out"] += sum(op.kind == BlockOpKind.SWAP_OUT for op in result.record.block_ops)
+        counts["lookahead"] += sum(op.kind == BlockOpKind.LOOKAHEAD for op in result.record.block_ops)
+    return counts

@@ -171,21 +171,17 @@ class Auditor:
     def _check_choice(self, event: Preempted) -> None:
         """The lowest score gives way, of equal ones the newest arrival; urgency is respected."""
         by_urgency = self.core.policies.policy == PriorityOrder.name
-        assert (
-            event.seq_id
-            == min(
-                (-self.accounts[seq_id].arrived.priority if by_urgency else 0, score, -seq_id)
-                for seq_id, score in event.candidates
-            )[2]
-            * -1
+        _, _, newness = min(
+            (-self.accounts[seq_id].arrived.priority if by_urgency else 0, score, -seq_id)
+            for seq_id, score in event.candidates
         )
-        if self.core.policies.policy != PriorityOrder.name:
+        assert event.seq_id == -newness
+        if not by_urgency:
             return
         victim, beneficiary = self.accounts[event.seq_id], self.accounts[event.beneficiary]
         assert victim.arrived.priority >= beneficiary.arrived.priority
-        assert (
-            event.need == ("block" if beneficiary.is_running or victim is beneficiary else event.need) != ""
-        )
+        is_own_need = beneficiary.is_running or victim is beneficiary
+        assert event.need in ({"block"} if is_own_need else {"slot", "room"})
         if victim.arrived.priority > beneficiary.arrived.priority:
             assert victim.arrived.due_ns > beneficiary.arrived.due_ns, "it had aged"
             self.tally["displaced" if beneficiary.is_running else "interrupted"] += 1

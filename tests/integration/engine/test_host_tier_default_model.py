@@ -11,13 +11,12 @@ from app.model_store import models_dir
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.loading import LoadedEngine, LoadRequest, load_engine
-from engine.records import Admitted, BlockOpKind, Loaded, Preempted, StepResult
 from engine.runner.native_runner import NativeRunner
 from engine.runner.torch_runner import TorchRunner
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
 from tests.support.copying import HeldMemory
-from tests.support.engine_runs import run
+from tests.support.engine_runs import count_host_events, run
 from tests.support.kernels import open_library
 
 CACHE_DIR = models_dir() / ".converted"
@@ -82,20 +81,6 @@ def answer_alone(engine: LoadedEngine, requests: list[EngineRequest]) -> dict[st
     return alone
 
 
-def count_events(results: list[StepResult]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for result in results:
-        for event in result.record.events:
-            counts["swaps"] += isinstance(event, Preempted) and event.mode == "swap"
-            counts["loads"] += isinstance(event, Loaded)
-            counts["host hits"] += (
-                isinstance(event, Admitted) and not event.resumed and event.num_host_tokens > 0
-            )
-        counts["copies out"] += sum(op.kind == BlockOpKind.SWAP_OUT for op in result.record.block_ops)
-        counts["lookahead"] += sum(op.kind == BlockOpKind.LOOKAHEAD for op in result.record.block_ops)
-    return counts
-
-
 def press(engine: LoadedEngine, count: int, num_tokens: int, **changes: Any) -> Counter[str]:
     """Run requests twice over in a pool that is too small; check the answers, return what happened."""
     first, second = (make_requests(engine, count, num_tokens, name) for name in ("", " again"))
@@ -113,7 +98,7 @@ def press(engine: LoadedEngine, count: int, num_tokens: int, **changes: Any) -> 
     assert all(len(answer) == num_tokens for answer in alone.values())
     assert answers == alone
     assert {name.removesuffix(" again"): answer for name, answer in again.items()} == alone
-    return count_events([*results, *more_results])
+    return count_host_events([*results, *more_results])
 
 
 def test_answers_are_the_same_alone_and_swapped_offloaded_and_loaded(engine: LoadedEngine) -> None:

@@ -1,7 +1,6 @@
 """Swapped, offloaded and loaded KV under the real engine, with both runners: the same answers, to the bit."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,12 +12,12 @@ from engine.core import EngineCore
 from engine.kernels.cpu.library import NativeModel
 from engine.model.check import open_model
 from engine.model.decoder import Decoder
-from engine.records import Admitted, BlockOpKind, Loaded, Preempted, StepResult
+from engine.records import Loaded
 from engine.runner.native_runner import NativeRunner
 from engine.runner.torch_runner import TorchRunner
 from engine.sequence import EngineRequest
 from tests.support.copying import HeldMemory, LazyCopier
-from tests.support.engine_runs import GREEDY, make_requests, run
+from tests.support.engine_runs import GREEDY, count_host_events, make_requests, run
 from tests.support.kernels import load_native, make_sizes
 from tests.support.models import VARIANTS, VOCAB_SIZE, load_decoder, make_reference, write_folder
 
@@ -87,21 +86,6 @@ def answer_alone(make_runner: MakeRunner, requests: list[EngineRequest]) -> dict
     return alone
 
 
-def count_events(results: list[StepResult]) -> Counter[str]:
-    """Count what a host tier is there for."""
-    counts: Counter[str] = Counter()
-    for result in results:
-        for event in result.record.events:
-            counts["swap"] += isinstance(event, Preempted) and event.mode == "swap"
-            counts["load"] += isinstance(event, Loaded)
-            counts["fresh load"] += (
-                isinstance(event, Admitted) and event.num_host_tokens and not event.resumed
-            )
-        counts["out"] += sum(op.kind == BlockOpKind.SWAP_OUT for op in result.record.block_ops)
-        counts["lookahead"] += sum(op.kind == BlockOpKind.LOOKAHEAD for op in result.record.block_ops)
-    return counts
-
-
 @pytest.mark.parametrize("is_lazy", [False, True], ids=["beside", "as late as can be"])
 @pytest.mark.parametrize("has_cache", [True, False], ids=["prefix cache", "no prefix cache"])
 def test_answers_are_the_same_alone_and_swapped_offloaded_and_loaded(
@@ -120,12 +104,12 @@ def test_answers_are_the_same_alone_and_swapped_offloaded_and_loaded(
         for r in requests
     ]  # fmt: skip
     answers_again, results_again = run(core, again)
-    counts = count_events([*results, *results_again])
-    assert counts["swap"] > 0
-    assert counts["load"] > 0
-    assert counts["out"] > 0
+    counts = count_host_events([*results, *results_again])
+    assert counts["swaps"] > 0
+    assert counts["loads"] > 0
+    assert counts["copies out"] > 0
     if has_cache:
-        assert counts["fresh load"] > 0
+        assert counts["host hits"] > 0
     alone = answer_alone(make_runner, requests)
     assert answers == alone
     assert answers_again == {f"{name} again": answer for name, answer in alone.items()}
