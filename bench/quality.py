@@ -39,7 +39,7 @@ from engine.model.check import ModelFiles, open_model
 from engine.model.decoder import Decoder
 from engine.model.tokenizer_store import load_tokenizer
 from engine.model.weights import load_weights
-from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.batch import make_inputs
 from engine.runner.native_runner import NativeRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
@@ -72,8 +72,6 @@ class TorchLogits:
             weights = load_weights(files, dtype, device, lambda _: None)
             self._decoder = Decoder(files.config, weights, MAX_TOKENS)
             self._cache = self._decoder.make_cache(MAX_TOKENS // _BLOCK_SIZE, _BLOCK_SIZE)
-        bytes_per_token = files.config.kv_size * dtype.itemsize
-        self._layout = BatchLayout(_BLOCK_SIZE, bytes_per_token, device, dtype)
 
     @torch.inference_mode()
     def __call__(self, token_ids: list[int]) -> Logits:
@@ -81,7 +79,8 @@ class TorchLogits:
         request = EngineRequest(request_id="", prompt_token_ids=token_ids, sampling_params=SamplingParams())
         sequence = Sequence(0, request, max_tokens=1)
         sequence.block_table = list(range(-(-len(token_ids) // _BLOCK_SIZE)))
-        batch = make_batch([ScheduledSequence(sequence, 0, len(token_ids))], self._layout)
+        inputs = make_inputs([ScheduledSequence(sequence, 0, len(token_ids))], _BLOCK_SIZE)
+        batch = self._decoder.make_batch(inputs)
         batch.logits_rows = torch.arange(len(token_ids))  # (tokens) int64
         logits: Logits = self._decoder.forward(batch, self._cache).float().numpy()
         return logits

@@ -86,9 +86,3 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = x.float()  # (tokens, heads, head_dim) float32
     swapped = wide.roll(x.shape[-1] // 2, -1)  # (tokens, heads, head_dim) float32
     return torch.addcmul(wide * cos, swapped, sin).to(x.dtype)  # (tokens, heads, head_dim)
-
-
-def gated_mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
-    """Return `down(silu(gate(x)) * up(x))`, both inner products in one call."""
-    gate, up = gate_up(x).chunk(2, dim=-1)  # 2 * (tokens, intermediate_size)
-    return down(functional.silu(gate).mul_(up))  # (tokens, hidden_size)

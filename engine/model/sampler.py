@@ -7,12 +7,17 @@ distribution, and no row's result depends on which other rows are in the batch.
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.model.uniform import uniform
 from engine.records import FAILED_TOKEN_ID
 from engine.sampling_params import SamplingParams
+
+UNDECIDED_TOKEN_ID = -3
+"""Stands for a token that `choose` cannot find: `decide` can, from the same logits."""
 
 # Most filtered distributions fit into this many candidates; taking 256 of 49,152 costs a twentieth of
 # sorting them (measured, 64 rows, two cores). A constant, so that rows do not depend on each other.
@@ -30,44 +35,121 @@ class Draw(NamedTuple):
     position: int
 
 
+class DrawArrays(NamedTuple):
+    """How the drawn rows of a batch are drawn; `draws` counts them.
+
+    `rows` (draws) int64: which rows of the logits; `temperatures` (draws) float32; `numbers` (draws) float64:
+    uniform ones. The others are about those that top-k or top-p filter: `filtered` (filtered) int64, which of
+    the draws; `top_ks` (filtered) int64, at least 1; `top_ps` (filtered) float64. `plain`: all other draws.
+    """
+
+    rows: NDArray[np.int64]
+    temperatures: NDArray[np.float32]
+    numbers: NDArray[np.float64]
+    filtered: NDArray[np.int64]
+    top_ks: NDArray[np.int64]
+    top_ps: NDArray[np.float64]
+    plain: NDArray[np.int64]
+
+
+class DrawTensors(NamedTuple):
+    """`DrawArrays` on the device."""
+
+    rows: Tensor
+    temperatures: Tensor
+    numbers: Tensor
+    filtered: Tensor
+    top_ks: Tensor
+    top_ps: Tensor
+    plain: Tensor
+
+
+def list_draws(draws: list[Draw], vocab_size: int) -> DrawArrays | None:
+    """Return what is drawn; None if all rows are greedy."""
+    rows = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
+    if not rows:
+        return None
+    drawn = [draws[row] for row in rows]
+    filtered = [i for i, draw in enumerate(drawn) if _is_filtered(draw.params, vocab_size)]
+    kept = set(filtered)
+    return DrawArrays(
+        rows=np.array(rows, np.int64),
+        temperatures=np.array([draw.params.temperature for draw in drawn], np.float32),
+        numbers=np.array(
+            [uniform(d.params.seed or 0, d.choice_index, d.position) for d in drawn], np.float64
+        ),
+        filtered=np.array(filtered, np.int64),
+        top_ks=np.array([min(drawn[i].params.top_k, vocab_size) or vocab_size for i in filtered], np.int64),
+        top_ps=np.array([drawn[i].params.top_p for i in filtered], np.float64),
+        plain=np.array([i for i in range(len(drawn)) if i not in kept], np.int64),
+    )
+
+
 def sample(logits: Tensor, draws: list[Draw]) -> list[int]:
     """Return one token id per row of logits (rows, vocab_size).
 
     A row whose largest logit is no finite number gives `FAILED_TOKEN_ID`: only its own request is lost.
     """
+    arrays = list_draws(draws, logits.shape[-1])
+    tensors = None
+    if arrays is not None:
+        tensors = DrawTensors(*(torch.from_numpy(array).to(logits.device) for array in arrays))
+    token_ids: list[int] = choose(logits, tensors).tolist()
+    undecided = [row for row, token_id in enumerate(token_ids) if token_id == UNDECIDED_TOKEN_ID]
+    if undecided:
+        rows = torch.tensor(undecided, device=logits.device)  # (undecided) int64
+        decided = decide(logits.index_select(0, rows), [draws[row] for row in undecided])
+        for row, token_id in zip(undecided, decided, strict=True):
+            token_ids[row] = token_id
+    return token_ids
+
+
+def choose(logits: Tensor, draws: DrawTensors | None) -> Tensor:
+    """Return one token id per row of logits (rows, vocab_size): (rows) int64, without waiting for the device.
+
+    `FAILED_TOKEN_ID` where the largest logit is no finite number, `UNDECIDED_TOKEN_ID` where top-p or top-k
+    leave more than the candidates that are looked at.
+    """
     token_ids = logits.argmax(-1)  # (rows) int64; the first NaN where there is one
     is_broken = ~logits.gather(1, token_ids[:, None]).squeeze(1).isfinite()  # (rows) bool
-    drawn = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)  # (drawn) int64
-        token_ids[rows] = _draw(logits.index_select(0, rows), [draws[row] for row in drawn])
-    result: list[int] = token_ids.masked_fill_(is_broken, FAILED_TOKEN_ID).tolist()
-    return result
+    if draws is not None:
+        token_ids.index_copy_(0, draws.rows, _draw(logits.index_select(0, draws.rows), draws))
+    return token_ids.masked_fill_(is_broken, FAILED_TOKEN_ID)
 
 
-def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
-    device = logits.device
-    temperature = torch.tensor([draw.params.temperature for draw in draws], device=device)  # (rows) float32
-    numbers = torch.tensor(
-        [uniform(draw.params.seed or 0, draw.choice_index, draw.position) for draw in draws],
-        dtype=torch.float64,
-        device=device,
-    )  # (rows) float64
+def decide(logits: Tensor, draws: list[Draw]) -> list[int]:
+    """Return the tokens of filtered draws (rows, vocab_size) by sorting all of the vocabulary."""
+    arrays = list_draws(draws, logits.shape[-1])
+    assert arrays is not None
+    assert len(arrays.filtered) == len(draws), "only filtered draws can be undecided"
+    tensors = DrawTensors(*(torch.from_numpy(array).to(logits.device) for array in arrays))
+    probs = _probabilities(logits, tensors.temperatures)  # (rows, vocab_size) float32
+    best, ids = probs.sort(dim=-1, descending=True, stable=True)  # 2 * (rows, vocab_size)
+    limits = (tensors.top_ks[:, None], tensors.top_ps[:, None])  # 2 * (rows, 1)
+    token_ids: list[int] = _pick_sorted(best, ids, limits, tensors.numbers).tolist()
+    return token_ids
+
+
+def _probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
     # The maximum goes first and in float32: a tiny temperature then scales 0 and negative numbers only.
     wide = logits.float()  # (rows, vocab_size) float32
-    scaled = (wide - wide.amax(-1, keepdim=True)) / temperature[:, None]  # (rows, vocab_size) float32
-    probs = scaled.softmax(-1)  # (rows, vocab_size) float32
-    vocab_size = logits.shape[-1]
-    filtered = [row for row, draw in enumerate(draws) if _is_filtered(draw.params, vocab_size)]
-    if not filtered:
-        return _pick_from_all(probs, numbers)  # (rows) int64
-    token_ids = torch.empty(len(draws), dtype=torch.int64, device=device)  # (rows) int64
-    some = torch.tensor(filtered, device=device)  # (filtered) int64
-    token_ids[some] = _pick_filtered(probs[some], numbers[some], [draws[row].params for row in filtered])
-    if len(filtered) < len(draws):
-        rest = [row for row, draw in enumerate(draws) if not _is_filtered(draw.params, vocab_size)]
-        others = torch.tensor(rest, device=device)  # (rest) int64
-        token_ids[others] = _pick_from_all(probs[others], numbers[others])
+    scaled = (wide - wide.amax(-1, keepdim=True)) / temperatures[:, None]  # (rows, vocab_size) float32
+    return scaled.softmax(-1)  # (rows, vocab_size) float32
+
+
+def _draw(logits: Tensor, draws: DrawTensors) -> Tensor:
+    probs = _probabilities(logits, draws.temperatures)  # (draws, vocab_size) float32
+    if not len(draws.filtered):
+        return _pick_from_all(probs, draws.numbers)  # (draws) int64
+    token_ids = torch.empty(len(probs), dtype=torch.int64, device=probs.device)  # (draws) int64
+    some = draws.filtered  # (filtered) int64
+    numbers = draws.numbers.index_select(0, some)  # (filtered) float64
+    picked = _pick_filtered(probs.index_select(0, some), numbers, draws.top_ks, draws.top_ps)
+    token_ids.index_copy_(0, some, picked)
+    if len(draws.plain):
+        others = draws.plain  # (plain) int64
+        numbers = draws.numbers.index_select(0, others)  # (plain) float64
+        token_ids.index_copy_(0, others, _pick_from_all(probs.index_select(0, others), numbers))
     return token_ids
 
 
@@ -102,21 +184,20 @@ def _invert(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return entry, target - before.squeeze(1)
 
 
-def _pick_filtered(probs: Tensor, numbers: Tensor, params: list[SamplingParams]) -> Tensor:
-    """Draw from what top-k and then top-p leave, most likely first. Returns (rows) int64."""
-    device, vocab_size = probs.device, probs.shape[-1]
-    limits = [min(p.top_k, vocab_size) or vocab_size for p in params]
-    top_k = torch.tensor(limits, device=device)[:, None]  # (rows, 1) int64
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]  # (rows, 1)
+def _pick_filtered(probs: Tensor, numbers: Tensor, top_ks: Tensor, top_ps: Tensor) -> Tensor:
+    """Draw from what top-k and then top-p leave, most likely first. Returns (rows) int64.
+
+    `UNDECIDED_TOKEN_ID` where that is more than the best `_NUM_CANDIDATES`.
+    """
+    vocab_size = probs.shape[-1]
+    top_k, top_p = top_ks[:, None], top_ps[:, None]  # 2 * (rows, 1)
     best, ids = probs.topk(min(_NUM_CANDIDATES, vocab_size))  # 2 * (rows, candidates)
     token_ids = _pick_sorted(best, ids, (top_k, top_p), numbers)  # (rows) int64
+    if best.shape[-1] == vocab_size:
+        return token_ids
     covers = best.sum(-1, dtype=torch.float64)[:, None] >= top_p  # (rows, 1) bool
-    enough = (top_k <= best.shape[-1]) | (covers & (top_k >= vocab_size))  # (rows, 1) bool
-    if best.shape[-1] < vocab_size and not bool(enough.all()):
-        wide = (~enough.squeeze(1)).nonzero().squeeze(1)  # (wide) int64
-        best, ids = probs[wide].sort(dim=-1, descending=True, stable=True)  # 2 * (wide, vocab_size)
-        token_ids[wide] = _pick_sorted(best, ids, (top_k[wide], top_p[wide]), numbers[wide])
-    return token_ids
+    is_enough = (top_k <= best.shape[-1]) | (covers & (top_k >= vocab_size))  # (rows, 1) bool
+    return token_ids.masked_fill_(~is_enough.squeeze(1), UNDECIDED_TOKEN_ID)
 
 
 def _pick_sorted(best: Tensor, ids: Tensor, limits: tuple[Tensor, Tensor], numbers: Tensor) -> Tensor:

@@ -1,95 +1,84 @@
-"""The decision of a step as tensors: which rows, at which positions, in which slots.
+"""The decision of a step as arrays: which rows, at which positions, in which slots.
 
 Rows are ordered for the attention: first the sequences that compute one token, by length of context,
 then the longer chunks. `logits_rows` undoes the order: its entries follow the scheduled sequences.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from engine.model.attention import AttentionBatch, DecodeGroup, PrefillChunk, attention_dtype
-from engine.model.decoder import ForwardBatch
+from engine.model.step import StepInputs
 from engine.scheduling.output import ScheduledSequence
 
-# Gathered keys of a group stay in the processor's cache while they are used, and in memory that the allocator
-# keeps: measured on two Zen 4 cores, 0.5 to 1 MiB is quickest (3 MiB: four times slower in bfloat16, through
-# page faults). A GPU wants few, large calls instead.
-_CPU_GROUP_BYTES = 1 << 20
-_CUDA_GROUP_BYTES = 256 << 20
 
+class Rows(NamedTuple):
+    """Where the tokens of a batch lie; all int32.
 
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """What the tensors of a batch depend on beside the schedule.
-
-    `bytes_per_token`: size of one token's keys in one layer.
+    `counts` and `contexts` (sequences): tokens that are computed, tokens that are there afterwards.
+    `starts` (sequences + 1): first rows. `positions` and `sequences` (tokens): of each row.
     """
 
-    block_size: int
-    bytes_per_token: int
-    device: torch.device
-    dtype: torch.dtype
-
-    @property
-    def mask_dtype(self) -> torch.dtype:
-        """The type that attention adds masks in."""
-        return attention_dtype(self.dtype, self.device)
-
-    @property
-    def max_group_tokens(self) -> int:
-        """Most context tokens, padding included, that one group of sequences gathers."""
-        limit = _CPU_GROUP_BYTES if self.device.type == "cpu" else _CUDA_GROUP_BYTES
-        return limit // self.bytes_per_token
+    counts: NDArray[np.int32]
+    contexts: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    sequences: NDArray[np.int32]
 
 
-def make_batch(scheduled: list[ScheduledSequence], layout: BatchLayout) -> ForwardBatch:
-    """Return the tensors of a step; `scheduled` must not be empty."""
-    order = sorted(range(len(scheduled)), key=lambda i: _row_order(scheduled[i]))
+def lay_out(spans: list[tuple[int, int]]) -> Rows:
+    """Return the rows for `spans`, (first position, number of tokens) of each sequence."""
+    firsts, counts = np.array(spans, np.int32).T  # 2 * (sequences)
+    starts = np.zeros(len(spans) + 1, np.int32)  # (sequences + 1)
+    np.cumsum(counts, out=starts[1:])
+    sequences = np.repeat(np.arange(len(spans), dtype=np.int32), counts)  # (tokens)
+    positions = np.arange(starts[-1], dtype=np.int32)  # (tokens)
+    positions += (firsts - starts[:-1])[sequences]
+    return Rows(counts, firsts + counts, starts, positions, sequences)
+
+
+def row_order(start: int, count: int) -> tuple[bool, int]:
+    """Return what sequences are sorted by: single tokens first, by context."""
+    return count > 1, start
+
+
+def make_inputs(scheduled: list[ScheduledSequence], block_size: int) -> StepInputs:
+    """Return the arrays of a step; `scheduled` must not be empty."""
+    spans = [(entry.num_computed_tokens, entry.num_scheduled_tokens) for entry in scheduled]
+    order = sorted(range(len(scheduled)), key=lambda i: row_order(*spans[i]))
     ordered = [scheduled[i] for i in order]
-    counts = [entry.num_scheduled_tokens for entry in ordered]
-    input_ids, positions, ends = _list_tokens(ordered)
-    tables = _pad_tables(ordered, layout.block_size)  # (sequences, blocks) int64
-    position_tensor = torch.tensor(positions)  # (tokens) int64
-    sequence_of_token = torch.repeat_interleave(torch.tensor(counts))  # (tokens) int64
-    blocks = tables[sequence_of_token, position_tensor // layout.block_size]  # (tokens) int64
-    slot_mapping = blocks * layout.block_size + position_tensor % layout.block_size  # (tokens) int64
-    last_rows = {original: end - 1 for original, end in zip(order, ends, strict=True)}
+    rows = lay_out([spans[i] for i in order])
+    tables = _pad_tables(ordered, block_size)  # (sequences, width) int32
+    last_rows = dict(zip(order, (rows.starts[1:] - 1).tolist(), strict=True))
     wanted = [last_rows[i] for i, entry in enumerate(scheduled) if entry.needs_sampling]
-    num_decodes = sum(count == 1 for count in counts)
-    return ForwardBatch(
-        input_ids=torch.tensor(input_ids).to(layout.device),  # (tokens) int64
-        positions=position_tensor.to(layout.device),  # (tokens) int64
-        logits_rows=torch.tensor(wanted, dtype=torch.int64).to(layout.device),  # (wanted) int64
-        attention=AttentionBatch(
-            slot_mapping=slot_mapping.to(layout.device),
-            decode_groups=_make_groups(positions[:num_decodes], tables, layout),
-            prefill_chunks=[
-                _make_chunk(ordered[i], tables[i], ends[i], layout) for i in range(num_decodes, len(ordered))
-            ],
-        ),
+    return StepInputs(
+        input_ids=np.array(_list_tokens(ordered), np.int32),
+        positions=rows.positions,
+        slot_mapping=find_slots(tables[rows.sequences, rows.positions // block_size], rows, block_size),
+        query_starts=rows.starts,
+        context_lens=rows.contexts,
+        block_tables=tables,
+        logits_rows=np.array(wanted, np.int32),
+        num_decodes=int((rows.counts == 1).sum()),
+        block_size=block_size,
     )
 
 
-def _row_order(entry: ScheduledSequence) -> tuple[bool, int]:
-    return entry.num_scheduled_tokens > 1, entry.num_computed_tokens
+def find_slots(blocks: NDArray[np.int32], rows: Rows, block_size: int) -> NDArray[np.int32]:
+    """Return the slots (tokens) of rows whose blocks (tokens) are known."""
+    return blocks * np.int32(block_size) + rows.positions % np.int32(block_size)
 
 
-def _list_tokens(ordered: list[ScheduledSequence]) -> tuple[list[int], list[int], list[int]]:
-    """Return token ids and positions of all rows, and the row after each sequence's last."""
+def _list_tokens(ordered: list[ScheduledSequence]) -> list[int]:
     input_ids: list[int] = []
-    positions: list[int] = []
-    ends: list[int] = []
     for entry in ordered:
-        start, end = entry.num_computed_tokens, entry.num_computed_tokens + entry.num_scheduled_tokens
-        input_ids += entry.sequence.token_ids[start:end]
-        positions += range(start, end)
-        ends.append(len(input_ids))
-    return input_ids, positions, ends
+        start = entry.num_computed_tokens
+        input_ids += entry.sequence.token_ids[start : start + entry.num_scheduled_tokens]
+    return input_ids
 
 
-def _pad_tables(ordered: list[ScheduledSequence], block_size: int) -> Tensor:
+def _pad_tables(ordered: list[ScheduledSequence], block_size: int) -> NDArray[np.int32]:
     """Return the block tables as far as the step needs them, padded with each table's first block."""
     needed = [-(-(e.num_computed_tokens + e.num_scheduled_tokens) // block_size) for e in ordered]
     width = max(needed)
@@ -98,58 +87,4 @@ def _pad_tables(ordered: list[ScheduledSequence], block_size: int) -> Tensor:
         table = entry.sequence.block_table[:count]
         assert len(table) == count, f"{entry.sequence} has no block for a token of this step"
         rows.append(table + table[:1] * (width - count))
-    return torch.tensor(rows)  # (sequences, blocks) int64
-
-
-def _make_groups(positions: list[int], tables: Tensor, layout: BatchLayout) -> list[DecodeGroup]:
-    """Cut the single-token rows, which are sorted by position, into groups of bounded size."""
-    groups = []
-    start = 0
-    for row in range(1, len(positions) + 1):
-        # `row` would make the group as long as its own context, since contexts grow with the rows.
-        if row == len(positions) or (row + 1 - start) * (positions[row] + 1) > layout.max_group_tokens:
-            groups.append(_make_group(positions, tables, (start, row), layout))
-            start = row
-    return groups
-
-
-def _make_group(
-    positions: list[int], tables: Tensor, rows: tuple[int, int], layout: BatchLayout
-) -> DecodeGroup:
-    start, end = rows
-    last = torch.tensor(positions[start:end])[:, None]  # (sequences, 1) int64
-    length = positions[end - 1] + 1
-    slots = _slots(tables[start:end], length, layout.block_size)  # (sequences, length) int64
-    is_padding = torch.arange(length) > last  # (sequences, length) bool
-    slots = torch.where(is_padding, slots[:, :1], slots)  # (sequences, length) int64
-    mask = torch.zeros(is_padding.shape, dtype=layout.mask_dtype).masked_fill_(is_padding, -torch.inf)
-    return DecodeGroup(
-        start,
-        end,
-        context_slots=slots.flatten().to(layout.device),  # (sequences * length) int64
-        mask=mask[:, None, None].to(layout.device),  # (sequences, 1, 1, length)
-    )
-
-
-def _make_chunk(entry: ScheduledSequence, table: Tensor, end_row: int, layout: BatchLayout) -> PrefillChunk:
-    start_row = end_row - entry.num_scheduled_tokens
-    computed, count = entry.num_computed_tokens, entry.num_scheduled_tokens
-    if computed == 0:
-        return PrefillChunk(start_row, end_row)
-    length = computed + count
-    visible = torch.ones((count, length), dtype=torch.bool).tril_(computed)  # (tokens, length) bool
-    mask = torch.zeros(visible.shape, dtype=layout.mask_dtype).masked_fill_(~visible, -torch.inf)
-    return PrefillChunk(
-        start_row,
-        end_row,
-        context_slots=_slots(table, length, layout.block_size).to(layout.device),  # (length) int64
-        mask=mask.to(layout.device),  # (tokens, length)
-    )
-
-
-def _slots(tables: Tensor, length: int, block_size: int) -> Tensor:
-    """Return the slots of positions [0, length) for block tables (..., blocks): (..., length) int64."""
-    num_blocks = -(-length // block_size)
-    offsets = torch.arange(block_size)  # (block_size) int64
-    slots = tables[..., :num_blocks, None] * block_size + offsets  # (..., blocks, block_size) int64
-    return slots.flatten(-2)[..., :length]
+    return np.array(rows, np.int32)  # (sequences, width)

@@ -114,6 +114,11 @@ class BlockCopier:
             del self._loads[load_id]
         return finished
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a copy that reads a block may still be under way."""
+        return any(number > self._num_ended for number in self._unread.values())
+
     def reset(self) -> None:
         """Forget all copies; return when none is under way. Raises `RuntimeError` if one does not end."""
         with self._changed:

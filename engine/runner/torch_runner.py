@@ -10,7 +10,7 @@ from engine.model.decoder import Decoder
 from engine.model.sampler import Draw, sample
 from engine.records import FAILED_TOKEN_ID
 from engine.runner.base import ModelRunnerOutput
-from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.batch import make_inputs
 from engine.runner.copier import ArrayBlocks, BlockCopier, BlockMemory
 from engine.runner.device_blocks import CudaStream, DeviceBlocks
 from engine.runner.warm_up import warm_up
@@ -37,12 +37,7 @@ class TorchRunner:
         self._decoder = decoder
         self._cache = decoder.make_cache(num_blocks, block_size)
         self.device = decoder.device
-        self._layout = BatchLayout(
-            block_size=block_size,
-            bytes_per_token=decoder.config.kv_size * decoder.dtype.itemsize,
-            device=decoder.device,
-            dtype=decoder.dtype,
-        )
+        self._block_size = block_size
         self.copier = BlockCopier(_make_memory(self._cache.storage, num_host_blocks), block_size)
 
     @torch.inference_mode()
@@ -61,7 +56,8 @@ class TorchRunner:
         if not scheduled:
             return [], 0, 0
         started = time.perf_counter_ns()
-        logits = self._decoder.forward(make_batch(scheduled, self._layout), self._cache)
+        batch = self._decoder.make_batch(make_inputs(scheduled, self._block_size))
+        logits = self._decoder.forward(batch, self._cache)
         if logits.is_cuda:
             # Durations would otherwise be those of the launches, and copies need all KV to be there.
             torch.cuda.current_stream(logits.device).synchronize()
@@ -73,7 +69,7 @@ class TorchRunner:
 
     def warm_up(self) -> None:
         """Compute a few tokens, so that the first request finds all ready."""
-        warm_up(self, self._layout.block_size)
+        warm_up(self, self._block_size)
 
     def measure_block_ns(self) -> float:
         """Return what copying a block to the host tier or back takes; overwrites the first blocks of both."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.kernels.cpu.instruction_sets import runnable
 from engine.kernels.cpu.library import NativeModel, NativeSizes, Want
 from engine.model.decoder import Decoder
-from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.batch import make_inputs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
 from engine.sequence import EngineRequest, Sequence
@@ -55,11 +55,10 @@ def token_ids_of(seed: int, count: int, vocab_size: int) -> list[int]:
 
 @torch.inference_mode()
 def oracle_logits(decoder: Decoder, token_ids: list[int]) -> Floats:
-    layout = BatchLayout(16, decoder.config.kv_size * 4, decoder.device, decoder.dtype)
     request = EngineRequest(request_id="r", prompt_token_ids=token_ids, sampling_params=SamplingParams())
     sequence = Sequence(0, request, max_tokens=1)
     sequence.block_table = list(range(-(-len(token_ids) // 16)))
-    batch = make_batch([ScheduledSequence(sequence, 0, len(token_ids))], layout)
+    batch = decoder.make_batch(make_inputs([ScheduledSequence(sequence, 0, len(token_ids))], 16))
     batch.logits_rows = torch.arange(len(token_ids))
     logits: Floats = decoder.forward(batch, decoder.make_cache(128, 16)).numpy()
     return logits

@@ -24,7 +24,7 @@ from engine.model.decoder import Decoder
 from engine.model.gguf import map_file
 from engine.model.stored_numbers import to_float32, view_bytes
 from engine.model.weights import load_weights
-from engine.runner.batch import BatchLayout, make_batch
+from engine.runner.batch import make_inputs
 from engine.runner.native_runner import NativeRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
@@ -206,8 +206,7 @@ def torch_logits(files: ModelFiles, token_ids: list[int]) -> Any:
         )
         sequence = Sequence(0, request, max_tokens=1)
         sequence.block_table = [0, 1, 2, 3, 4]
-        layout = BatchLayout(8, files.config.kv_size * 4, torch.device("cpu"), torch.float32)
-        batch = make_batch([ScheduledSequence(sequence, 0, len(token_ids))], layout)
+        batch = decoder.make_batch(make_inputs([ScheduledSequence(sequence, 0, len(token_ids))], 8))
         batch.logits_rows = torch.arange(len(token_ids))  # (tokens) int64
         return decoder.forward(batch, decoder.make_cache(5, 8)).numpy()
 

@@ -8,7 +8,8 @@ import torch
 
 from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
-from engine.runner.batch import BatchLayout, make_batch
+from engine.model.reference_attention import ReferenceAttention
+from engine.runner.batch import make_inputs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
 from engine.sequence import EngineRequest, Sequence
@@ -36,21 +37,15 @@ def make_sequence(token_ids: list[int], block_table: list[int], num_prompt_token
     return sequence
 
 
-def layout_of(decoder: Decoder, max_bytes_per_token: int | None = None) -> BatchLayout:
-    bytes_per_token = max_bytes_per_token or decoder.config.kv_size * decoder.dtype.itemsize
-    return BatchLayout(BLOCK_SIZE, bytes_per_token, decoder.device, decoder.dtype)
-
-
 @torch.inference_mode()
 def forward(
     decoder: Decoder,
     cache: KVCache,
     shares: list[tuple[Sequence, int, int]],
-    layout: BatchLayout | None = None,
 ) -> torch.Tensor:
     """Compute tokens [start, start + count) of sequences; rows are logits of those that reach the end."""
     scheduled = [ScheduledSequence(sequence, start, count) for sequence, start, count in shares]
-    return decoder.forward(make_batch(scheduled, layout or layout_of(decoder)), cache).float()
+    return decoder.forward(decoder.make_batch(make_inputs(scheduled, BLOCK_SIZE)), cache).float()
 
 
 def token_ids_of(seed: int, count: int) -> list[int]:
@@ -114,17 +109,20 @@ def solo_logits(decoder: Decoder, token_ids: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("group_bytes_per_token", [None, 1 << 19], ids=["one group", "many groups"])
+@pytest.mark.parametrize("max_group_tokens", [None, 2], ids=["one group", "many groups"])
 def test_any_chunking_batching_and_block_order_gives_the_logits_of_one_forward(
-    decoder: Decoder, seed: int, group_bytes_per_token: int | None
+    decoder: Decoder, seed: int, max_group_tokens: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if max_group_tokens is not None:
+        assert isinstance(decoder.arithmetic.attention, ReferenceAttention)
+        monkeypatch.setattr(decoder.arithmetic.attention, "max_group_tokens", max_group_tokens)
     rng = random.Random(seed)
     blocks = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
     contents = [token_ids_of(100 * seed + i, rng.randint(1, 40)) for i in range(6)]
     sequences = [
         make_sequence(ids, [blocks.pop() for _ in range(-(-len(ids) // BLOCK_SIZE))]) for ids in contents
     ]
-    cache, layout = poisoned_cache(decoder), layout_of(decoder, group_bytes_per_token)
+    cache = poisoned_cache(decoder)
     computed = [0] * len(sequences)
     final: dict[int, torch.Tensor] = {}
     while len(final) < len(sequences):
@@ -132,7 +130,7 @@ def test_any_chunking_batching_and_block_order_gives_the_logits_of_one_forward(
         chosen = rng.sample(open_ones, rng.randint(1, len(open_ones)))
         counts = [min(rng.choice([1, 1, 2, 7, 40]), sequences[i].num_tokens - computed[i]) for i in chosen]
         shares = [(sequences[i], computed[i], count) for i, count in zip(chosen, counts, strict=True)]
-        logits = iter(forward(decoder, cache, shares, layout))
+        logits = iter(forward(decoder, cache, shares))
         for i, count in zip(chosen, counts, strict=True):
             computed[i] += count
             if computed[i] == sequences[i].num_tokens:
