@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps, one for each of a few batch sizes, captured when first needed.
 
-A decode step of a small model is hundreds of kernels of microseconds each; replaying a graph launches them all
-with one call.
+A decode step of a small model is hundreds of kernels of microseconds each; replaying a graph launches all of
+them with one call.
 """
 
 import logging

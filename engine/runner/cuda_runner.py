@@ -1,16 +1,16 @@
 """Runs a decoder on a GPU without letting it wait for the interpreter.
 
-A step's result is known to the host one step late, so the runner computes ahead: as soon as a step is queued, so
-is the next token of every sequence that will go on if all is as usual, from tokens that are only on the device
-yet. While the device computes those, the host learns the tokens of the step before, and the scheduler decides,
-about exact books, what the next step is. What it decides and is computed already is taken as it is; the rest
-(new prompts, mostly) is computed beside it; what it does not want, of sequences that ended or were preempted, is
-dropped.
+A step's result is known to the host one step late, so the runner computes ahead: as soon as a step is queued,
+so is the next token of every sequence that will go on if all is as usual, from tokens that are only on the
+device yet. While the device computes those, the host learns the tokens of the step before, and the scheduler
+decides, about exact books, what the next step is. What it decides and is computed already is taken as it is;
+the rest (new prompts, mostly) is computed beside it; what it does not want, of sequences that ended or were
+preempted, is dropped.
 
 Dropping is safe because the device works in the order in which it was told: a dropped row has written to one
 slot that nobody reads, and whoever owns its block next writes it later. Only copies go beside that order, so
-nothing is computed ahead while one may still read, and loads begin when nothing is. Neither the scheduler nor the
-records know of any of this.
+nothing is computed ahead while one may still read, and loads begin when nothing is. Neither the scheduler nor
+the records know of any of this.
 """
 
 import logging
@@ -48,6 +48,7 @@ class CudaRunner:
         *,
         eos_token_ids: frozenset[int],
         computes_ahead: bool = True,
+        captures_graphs: bool = True,
     ) -> None:
         """Allocate buffers; raises `torch.OutOfMemoryError` when memory does not suffice."""
         self.vocab_size = decoder.config.vocab_size
@@ -59,7 +60,7 @@ class CudaRunner:
         """Tokens that were computed ahead for nobody."""
         self._device = device
         self._sizes = sizes
-        self._launcher = Launcher(decoder, cache, device, sizes)
+        self._launcher = Launcher(decoder, cache, device, sizes, captures_graphs=captures_graphs)
         self._computes_ahead = computes_ahead
         self._ahead: RunAhead | None = None
 
@@ -80,7 +81,7 @@ class CudaRunner:
         return ModelRunnerOutput(token_ids, forward_ns, 0, finished_loads)
 
     def _compute(self, scheduled: list[ScheduledSequence]) -> list[int]:
-        """Return a token for each scheduled sequence; queue what probably comes next before waiting for it."""
+        """Return a token for each scheduled sequence; queue what probably comes next before waiting."""
         done, self._ahead = self._ahead, None
         rest = [entry for entry in scheduled if done is None or not done.has(entry)]
         retried: dict[int, int] = {}
@@ -89,6 +90,8 @@ class CudaRunner:
             try:
                 pending.append(self._launcher.launch([share_of(entry) for entry in rest]))
             except torch.OutOfMemoryError:
+                if done is not None:
+                    done.pending.wait()  # before many launches use the buffers for results again
                 retried = self._retry(rest)
         self._ahead = self._compute_ahead(scheduled)
         sampled: dict[int, int] = {}

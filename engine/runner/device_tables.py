@@ -9,7 +9,7 @@ from engine.sequence import Sequence
 class DeviceTables:
     """The host's side: what the device's tables hold, and what they lack.
 
-    Row `slot` is the table of the sequence in that slot; the last row, which slot -1 names, belongs to nobody.
+    Row `slot` is the table of the sequence in that slot; the last row, slot -1, belongs to nobody.
     """
 
     def __init__(self, max_num_seqs: int, width: int) -> None:
@@ -22,8 +22,8 @@ class DeviceTables:
     def update(self, sequence: Sequence, num_computed_tokens: int, num_blocks: int, block_size: int) -> None:
         """Note what the device lacks of the sequence's first `num_blocks` blocks.
 
-        Blocks whose tokens are all computed do not change as long as the sequence is not preempted; the others
-        may have been taken back and replaced.
+        Blocks whose tokens are all computed do not change as long as the sequence is not preempted; the
+        others may have been taken back and replaced.
         """
         slot, owner = sequence.slot, (sequence.seq_id, sequence.num_preemptions)
         num_kept = 0

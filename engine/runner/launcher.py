@@ -23,7 +23,7 @@ _MAX_CHANGES = 1 << 16
 """Changes of block tables that go with a step; more go before it."""
 
 _NUM_RESULTS = 8
-"""Launches whose tokens may be unread at a time: two steps, and some that were made smaller."""
+"""More than there are launches whose tokens have not been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,30 @@ class PendingTokens:
         self.wanted = wanted
         self._result = result
         self._event = event
+        self._token_ids: dict[int, int] | None = None
 
     def wait(self) -> dict[int, int]:
         """Return the token ids by sequence, as `choose` gives them."""
-        self._event.wait()
-        return dict(zip((share.sequence.seq_id for share in self.wanted), self._result.tolist(), strict=True))
+        if self._token_ids is None:
+            self._event.wait()
+            seq_ids = (share.sequence.seq_id for share in self.wanted)
+            self._token_ids = dict(zip(seq_ids, self._result.tolist(), strict=True))
+        return self._token_ids
 
 
 class Launcher:
     """The device's side of a runner: block tables, newest tokens, buffers, graphs. Waits for nothing."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, device: Device, sizes: LaunchSizes) -> None:
-        """Allocate what launches need beside weights and KV pool."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        device: Device,
+        sizes: LaunchSizes,
+        *,
+        captures_graphs: bool = True,
+    ) -> None:
+        """Allocate what launches need beside weights and KV pool; without graphs every step is launched anew."""
         self._decoder = decoder
         self._cache = cache
         self._device = device
@@ -72,15 +84,16 @@ class Launcher:
         self._results = [device.host_buffer(num_bytes).view(torch.int64) for _ in range(_NUM_RESULTS)]
         self._turn = 0
         self._graphs = DecodeGraphs(device, sizes.max_num_seqs)
+        self._captures_graphs = captures_graphs and decoder.arithmetic.attention.is_capturable
 
     def launch(self, shares: list[Share]) -> PendingTokens:
         """Queue shares of different sequences; those of earlier launches are computed before.
 
-        Raises `torch.OutOfMemoryError` if the device has too little memory left; nothing of the launch is then
-        believed, and the same or smaller shares may be launched again.
+        Raises `torch.OutOfMemoryError` if the device has too little memory left; nothing of the launch is
+        then believed, and the same or smaller shares may be launched again.
         """
         launch = make_launch(shares, self.tables, self._sizes.block_size, self._decoder.config.vocab_size)
-        is_captured = launch.is_decode_only and self._decoder.arithmetic.attention.is_capturable
+        is_captured = launch.is_decode_only and self._captures_graphs
         fixed = self._list_padded(launch) if is_captured else self._list_plain(launch)
         tensors = self._upload(fixed, launch)
         forward = partial(self._replay if is_captured else self._forward, launch, tensors[: len(fixed)])
@@ -107,14 +120,13 @@ class Launcher:
 
     def _list_padded(self, launch: Launch) -> list[NDArray[np.generic]]:
         """Return the arrays of a decode step, padded to the size that there is a graph for."""
-        inputs, padding = launch.inputs, find_bucket(self._graphs.buckets, len(launch.shares))
-        padding -= len(launch.shares)
+        inputs, size = launch.inputs, find_bucket(self._graphs.buckets, len(launch.shares))
         return [
-            np.pad(inputs.input_ids, (0, padding)),
-            np.pad(inputs.positions, (0, padding)),
-            np.pad(inputs.slot_mapping, (0, padding), constant_values=NO_SLOT),
-            np.pad(inputs.context_lens, (0, padding)),
-            np.pad(self._rows_of(launch.slots), (0, padding), constant_values=self._sizes.max_num_seqs),
+            _pad(inputs.input_ids, size, 0),
+            _pad(inputs.positions, size, 0),
+            _pad(inputs.slot_mapping, size, NO_SLOT),
+            _pad(inputs.context_lens, size, 0),
+            _pad(self._rows_of(launch.slots), size, self._sizes.max_num_seqs),
         ]
 
     def _list_plain(self, launch: Launch) -> list[NDArray[np.generic]]:
@@ -134,7 +146,10 @@ class Launcher:
         return np.where(slots == NO_SLOT, np.int32(self._sizes.max_num_seqs), slots)
 
     def _upload(self, fixed: list[NDArray[np.generic]], launch: Launch) -> list[Tensor]:
-        """Queue the step's copy; bring the block tables up to date on the way. Returns what `_choose` takes."""
+        """Queue the step's copy and bring the block tables up to date.
+
+        Returns the `fixed` arrays on the device, and behind them what `_choose` takes.
+        """
         places, values = self.tables.take_changes()
         while len(places) > _MAX_CHANGES:  # many long prompts that were cached
             self._change_tables(*self._staging.upload([places[:_MAX_CHANGES], values[:_MAX_CHANGES]]))
@@ -218,6 +233,12 @@ class Launcher:
         token_ids = choose(logits, draws)  # (wanted) int64
         self._newest.index_copy_(0, slots, token_ids.clamp_min(0))
         result.copy_(token_ids, non_blocking=True)
+
+
+def _pad(array: NDArray[np.int32], size: int, value: int) -> NDArray[np.int32]:
+    padded = np.full(size, value, np.int32)  # (size)
+    padded[: len(array)] = array
+    return padded
 
 
 def _put(target: Tensor, places: Tensor, values: Tensor) -> None:

@@ -52,9 +52,8 @@ def share_of(entry: ScheduledSequence) -> Share:
 class Launch:
     """The arrays of some shares: rows that are computed together.
 
-    `inputs` has the block tables of the sequences (None of those of padding). `slots` (sequences) int32 are
-    their rows in the device's tables. `wanted` are the shares whose next token is sampled, in the order of the
-    logits.
+    `slots` (sequences) int32 are their rows in the device's tables. `wanted` are the shares whose next token
+    is sampled, in the order of the logits.
     """
 
     shares: list[Share]

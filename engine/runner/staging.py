@@ -26,8 +26,8 @@ _DTYPES = {
 class Staging:
     """One buffer on the device, filled from host buffers in turn.
 
-    Where an array lies depends on the lengths of those before it only, so that a CUDA graph may be captured on
-    the arrays of one upload and replayed on those of a later one of the same lengths.
+    Where an array lies depends on the lengths of those before it only, so that a CUDA graph may be captured
+    on the arrays of one upload and replayed on those of a later one of the same lengths.
     """
 
     def __init__(self, device: Device, num_bytes: int) -> None:

@@ -30,16 +30,16 @@ class FakeGraph:
 
 
 class FakeDevice:
-    """A `Device` whose queue is worked off only when an event is waited for.
+    """A `Device` that works off its queue only when an event is waited for, or else at once (`is_quick`).
 
-    So host memory that is written too early, a result that is read too early, and work in the wrong order
-    all show. `fail_launches`: numbers of launches (from 0) that find no memory; `max_rows`: likewise those with
-    more rows, if the launcher's arrays say so.
+    So host memory that is written too early, results that are read too early or overwritten, and work in the
+    wrong order all show in one of both.
     """
 
     torch_device = torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quick: bool = False) -> None:
+        self._is_quick = is_quick
         self._queue: deque[Callable[[], None]] = deque()
         self._num_queued = 0
         self._num_done = 0
@@ -52,6 +52,8 @@ class FakeDevice:
     def launch(self, work: Callable[[], None]) -> None:
         self._queue.append(work)
         self._num_queued += 1
+        if self._is_quick:
+            self.work_until(self._num_queued)
 
     def record(self) -> FakeEvent:
         return FakeEvent(self, self._num_queued)
@@ -63,6 +65,10 @@ class FakeDevice:
         result = work()
         self.graphs.append(FakeGraph(work, result))
         return self.graphs[-1], result
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue
 
     def work_until(self, number: int) -> None:
         """Do what was queued before, as far as it is not done."""
