@@ -55,7 +55,7 @@ class HostStatus(StrEnum):
 
 @dataclass(frozen=True)
 class StartProgress:
-    """Progress before the engine thread reports any of its own: it imports what loading needs."""
+    """Progress where the engine thread reports none: it imports what loading needs, or starts over."""
 
     stage: str = "starting"
     fraction: float = 0.0
@@ -95,11 +95,20 @@ class EngineHost:
         self._streams: dict[str, RequestStream] = {}
         self._admissions: dict[str, asyncio.Future[None]] = {}
         self._is_stopping = False
+        self._is_starting_over = False
         self._preparing: set[asyncio.Timeout] = set()
         self._nothing_open = asyncio.Event()
         self._nothing_open.set()
         self._thread = EngineThread(
-            load, ThreadEvents(self._on_progress, self._on_loaded, self._on_results, self._on_failed)
+            load,
+            ThreadEvents(
+                self._on_progress,
+                self._on_loaded,
+                self._on_results,
+                self._on_failed,
+                self._on_lost,
+                self._on_found,
+            ),
         )
 
     @property
@@ -112,7 +121,7 @@ class EngineHost:
         """Whether the engine thread turns; loading counts as turning."""
         if self.status is HostStatus.FAILED:
             return False
-        return self.config is None or self.heartbeat_age_s < HEARTBEAT_LIMIT_S
+        return self.config is None or self._is_starting_over or self.heartbeat_age_s < HEARTBEAT_LIMIT_S
 
     @property
     def num_open(self) -> int:
@@ -157,7 +166,9 @@ class EngineHost:
     @property
     def activity(self) -> str:
         """What the engine thread does that can take long, for a sentence about one that does not end."""
-        return "is still loading the model" if self.config is None else "is stuck in a step"
+        if self.config is None:
+            return "is still loading the model"
+        return "is still starting over" if self._is_starting_over else "is stuck in a step"
 
     @property
     def has_thread(self) -> bool:
@@ -304,6 +315,19 @@ class EngineHost:
     def _on_failed(self, error: str) -> None:
         self._set_status(HostStatus.FAILED, error)
         self._close_streams(StreamFailure("engine_error", error))
+
+    def _on_lost(self) -> None:
+        """Take requests, which wait, but do not count as ready while a part of the engine is loaded again."""
+        self._is_starting_over = True
+        if self.status is HostStatus.READY:
+            self.progress = StartProgress("starting over")
+            self._set_status(HostStatus.LOADING)
+
+    def _on_found(self) -> None:
+        self._is_starting_over = False
+        self.progress = None
+        if self.status is HostStatus.LOADING:
+            self._set_status(HostStatus.READY)
 
     def _on_results(self, results: list[tuple[StepResult, str | None]]) -> None:
         try:

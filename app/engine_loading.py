@@ -34,7 +34,7 @@ def load_engine(settings: Settings, on_progress: Callable[["LoadProgress"], None
     request = loading.LoadRequest(
         model_path=resolve_model(settings.model),
         config=settings.make_engine_config(),
-        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_bytes=settings.kv_memory,
         swap_memory_bytes=settings.swap_memory,
         cache_dir=models_dir() / CACHE_FOLDER,
         **asdict(settings.run_options),

@@ -11,23 +11,31 @@ from app.setting_values import (
     parse_count,
     parse_priority_class,
     parse_seconds,
+    parse_share,
     parse_size,
 )
 from engine.config import (
+    AS_SUITS,
     MAX_AGEING_S,
     MAX_BLOCK_SIZE,
     MAX_NUM_BLOCKS,
     MAX_NUM_SEQS,
     PREEMPTION_MODES,
+    STEP_LIMITS,
     EngineConfig,
 )
-from engine.run_plan import DEVICES, DTYPES, KERNELS, KV_DTYPES, RunOptions
+from engine.run_plan import DEVICES, DTYPES, KERNELS, KV_DTYPES, MAX_PROCESSES, RunOptions
+from engine.runner.attention_choice import ATTENTIONS
 from engine.scheduling.preemption import PREEMPTION_POLICIES
 from engine.scheduling.queue import QUEUE_POLICIES
 
-DEFAULT_KV_MEMORY_BYTES = 2**30
 NO_MODEL_LEN_LIMIT = 2**24
 """`max_model_len` when none is asked for: the model and the pool then set the limit."""
+
+
+def _show_limits(on_cpu: str, on_gpu: str) -> str:
+    """Return a default that depends on the device, for people."""
+    return f"{on_cpu}; {on_gpu} on a GPU"
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +46,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             "Number format of the weights. auto: as the file has them if it is mostly 4-bit (q4), else int8; "
-            "fp32 with --kernels torch, bf16 on a GPU.",
+            "fp32 with --kernels torch; bf16 on a GPU, or fp16 on one that has no bf16. fp16 is for GPUs "
+            "only.",
             choices=DTYPES,
         ),
     ] = "auto"
     kv_dtype: Annotated[
         str,
         Option(
-            "Number format of the KV cache. auto: bf16; with --kernels torch, that of the weights.",
+            "Number format of the KV cache. auto: bf16; in torch, as on a GPU, that of the weights.",
             choices=KV_DTYPES,
         ),
     ] = "auto"
@@ -57,10 +66,61 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             choices=KERNELS,
         ),
     ] = "auto"
+    attention: Annotated[
+        str,
+        Option(
+            "What computes attention in torch: kernels in Triton, torch's own varlen_attn, or plain torch "
+            "(reference). auto: on a GPU the first of them that can be had; on the CPU reference, where "
+            "native kernels do not compute it. docs/cuda.md says what each needs.",
+            choices=ATTENTIONS,
+        ),
+    ] = "auto"
+    cuda_graphs: Annotated[
+        str,
+        Option(
+            "On a GPU: whether decode steps are captured as CUDA graphs, so that the interpreter does not "
+            "launch each kernel.",
+            choices=("on", "off"),
+        ),
+    ] = "on"
+    async_scheduling: Annotated[
+        str,
+        Option(
+            "On a GPU: whether it computes the next tokens while the scheduler still books the last ones.",
+            choices=("on", "off"),
+        ),
+    ] = "on"
+    tensor_parallel_size: Annotated[
+        int,
+        Option(
+            "Processes that compute the model together, one on each GPU; on the CPU in plain torch. Not "
+            "together with --swap-memory.",
+            parse=parse_count,
+            unit="processes",
+            low=1,
+            high=MAX_PROCESSES,
+        ),
+    ] = 1
     threads: Annotated[
         int | None,
-        Option("CPU threads of the model.", parse=parse_count, low=1, high=1024, shown_default="all cores"),
+        Option(
+            "CPU threads of the model, in all processes.",
+            parse=parse_count,
+            low=1,
+            high=1024,
+            shown_default="all cores",
+        ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        Option(
+            "On a GPU: the share of its memory that weights, KV cache and working memory may take together; "
+            "the KV cache gets what the others leave. Not together with --kv-memory or --num-blocks.",
+            parse=parse_share,
+            low=0.01,
+            high=1,
+        ),
+    ] = 0.9
     kv_memory: Annotated[
         int | None,
         Option(
@@ -69,7 +129,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             unit="bytes",
             low=1,
             high=MAX_SIZE_BYTES,
-            shown_default="1GiB",
+            shown_default=_show_limits("1GiB", "what --gpu-memory-utilization leaves"),
         ),
     ] = None
     num_blocks: Annotated[
@@ -88,17 +148,20 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Option("Tokens in one KV block.", parse=parse_count, unit="tokens", low=1, high=MAX_BLOCK_SIZE),
     ] = 16
     max_num_seqs: Annotated[
-        int,
+        int | None,
         Option(
             "Most sequences computed in one step.",
             parse=parse_count,
             unit="sequences",
             low=1,
             high=MAX_NUM_SEQS,
+            shown_default=_show_limits(
+                str(STEP_LIMITS["cpu"].max_num_seqs), str(STEP_LIMITS["cuda"].max_num_seqs)
+            ),
         ),
-    ] = 64
+    ] = None
     max_num_batched_tokens: Annotated[
-        int,
+        int | None,
         Option(
             "Most tokens computed in one step; longer prompts are computed in chunks. More is a little "
             "quicker in all, but every answer under way waits for the whole step.",
@@ -106,8 +169,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             unit="tokens",
             low=1,
             high=2**20,
+            shown_default=_show_limits(
+                str(STEP_LIMITS["cpu"].max_num_batched_tokens),
+                str(STEP_LIMITS["cuda"].max_num_batched_tokens),
+            ),
         ),
-    ] = 256
+    ] = None
     max_model_len: Annotated[
         int | None,
         Option(
@@ -204,13 +271,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "on"
 
     @property
-    def kv_memory_bytes(self) -> int | None:
-        """Memory of the KV cache; None when it is counted in blocks."""
-        if self.num_blocks is not None:
-            return None
-        return self.kv_memory or DEFAULT_KV_MEMORY_BYTES
-
-    @property
     def run_options(self) -> RunOptions:
         """How the model is asked to be run."""
         return RunOptions(
@@ -218,16 +278,21 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             kernels=self.kernels,
+            attention=self.attention,
             num_threads=self.threads,
+            tensor_parallel_size=self.tensor_parallel_size,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            async_scheduling=self.async_scheduling == "on",
+            cuda_graphs=self.cuda_graphs == "on",
         )
 
     def make_engine_config(self) -> EngineConfig:
         """Return the engine's configuration as asked for; loading resolves it against the model."""
         return EngineConfig(
             block_size=self.block_size,
-            num_blocks=self.num_blocks or 1,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_blocks=self.num_blocks or AS_SUITS,
+            max_num_seqs=self.max_num_seqs or AS_SUITS,
+            max_num_batched_tokens=self.max_num_batched_tokens or AS_SUITS,
             max_model_len=self.max_model_len or NO_MODEL_LEN_LIMIT,
             max_waiting=self.max_waiting,
             policy=self.policy,

@@ -20,7 +20,7 @@ import msgspec
 
 from app.errors import InterruptedAnswerError
 from engine.core import EngineCore
-from engine.errors import EngineDeadError, EngineError
+from engine.errors import EngineDeadError, EngineError, RankError
 from engine.records import Policies, Stalled, StepResult
 from engine.sequence import EngineRequest
 
@@ -117,6 +117,10 @@ class ThreadEvents:
     """With what clients are told, where a step failed and ended everything."""
     on_failed: Callable[[str], None]
     """The engine is gone for good."""
+    on_lost: Callable[[], None] = lambda: None
+    """The engine has lost something that it gets back now; it takes as long as loading."""
+    on_found: Callable[[], None] = lambda: None
+    """It has it back."""
 
 
 class LoadAbandonedError(EngineError):
@@ -207,6 +211,8 @@ class EngineThread:
             self._post(self._events.on_failed, STEP_FAILED)
         finally:
             self._end_commands(None)
+            if core is not None:
+                core.close()
 
     def _load_core(self) -> EngineCore | None:
         started_s = time.monotonic()
@@ -234,15 +240,30 @@ class EngineThread:
         """Take waiting commands and run one step; whether the engine goes on."""
         try:
             self._take_commands(core)
+            core.check_runner()
             result = core.step() if core.has_work else core.flush()
             if result is not None:
                 self._emit(result)
             self._check_when_idle(core)
+        except RankError as error:  # says all; any other error is looked for in the code
+            logger.warning("%s Open requests end, the engine starts over", error)
+            return self._recovers(core, error)
         except Exception as error:
             logger.exception("A step failed; its requests end, the engine starts over")
-            self._emit(_end_all(core, type(error).__name__), STEP_FAILED)
-            return self._starts_over(core) and self._may_go_on()
+            return self._recovers(core, error)
         return True
+
+    def _recovers(self, core: EngineCore, error: Exception) -> bool:
+        """End all requests after an error and start over; whether the engine goes on."""
+        is_lost = core.runner.loss is not None
+        if is_lost:
+            self._post(self._events.on_lost)
+        self._emit(_end_all(core, type(error).__name__), STEP_FAILED)
+        is_ready = self._starts_over(core) and self._may_go_on()
+        self.heartbeat_s = time.monotonic()  # before the loop hears of it: starting over is no silence
+        if is_lost and is_ready:
+            self._post(self._events.on_found)
+        return is_ready
 
     def _starts_over(self, core: EngineCore) -> bool:
         """Make the engine ready for requests again, once all ends have been told; whether it is."""

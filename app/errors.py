@@ -21,6 +21,7 @@ from engine.errors import (
     EngineError,
     ModelError,
     QueueFullError,
+    RankError,
     RequestError,
 )
 
@@ -96,6 +97,7 @@ _TABLE: tuple[tuple[type[EngineError], int, str, str], ...] = (
     (NotInHistoryError, 404, INVALID_REQUEST, "not_found"),
     (SessionRunningError, 409, INVALID_REQUEST, "session_running"),
     (HistoryUnavailableError, 503, SERVER_ERROR, "history_unavailable"),
+    (RankError, 503, SERVER_ERROR, "rank_lost"),
     (ModelError, 500, SERVER_ERROR, "model_error"),
     (ConfigError, 500, SERVER_ERROR, "config_error"),
     (EngineError, 500, SERVER_ERROR, "engine_error"),

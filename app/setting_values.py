@@ -22,7 +22,7 @@ MAX_SIZE_BYTES = 2**60
 # Few digits are enough for every allowed value, and reading many takes long.
 _SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,19}))?[ \t]*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
 _COUNT = re.compile(r"[+-]?[0-9]{1,19}")
-_SECONDS = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]{0,19})?|\.[0-9]{1,19}")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]{0,19})?|\.[0-9]{1,19}")
 _PRIORITY_CLASS = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,31})=([+-]?[0-9]{1,4})", re.ASCII)
 _SIZE_FACTORS: dict[str, int] = {
     "": 1,
@@ -54,9 +54,16 @@ def show_size(num_bytes: float) -> str:
 def parse_seconds(text: str) -> float:
     """Return seconds for `2`, `2.5` or `2s`."""
     number = text.strip().removesuffix("s").strip()
-    if _SECONDS.fullmatch(number) is None:
+    if _NUMBER.fullmatch(number) is None:
         raise ConfigError(f"{shorten(text)} is not a number of seconds; write it like 5 or 0.5.")
     return float(number)
+
+
+def parse_share(text: str) -> float:
+    """Return a share of a whole, such as `0.9`."""
+    if _NUMBER.fullmatch(text.strip()) is None:
+        raise ConfigError(f"{shorten(text)} is not a share; write it like 0.9.")
+    return float(text)
 
 
 def parse_count(text: str) -> int:
@@ -104,6 +111,7 @@ def shorten(text: str) -> str:
 METAVARS: dict[Callable[[str], Any], str] = {
     parse_size: "size",
     parse_seconds: "seconds",
+    parse_share: "share",
     parse_count: "number",
     parse_path: "folder",
     parse_priority_class: "name=number",

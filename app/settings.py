@@ -125,7 +125,11 @@ SETTINGS = read_table(Settings, EngineSettings)
 """In the order in which they are shown: first the server's, then the engine's."""
 
 
-RIVALS = (("kv_memory", "num_blocks", "size the KV cache"),)
+RIVALS = (
+    ("kv_memory", "num_blocks", "size the KV cache"),
+    ("gpu_memory_utilization", "kv_memory", "size the KV cache"),
+    ("gpu_memory_utilization", "num_blocks", "size the KV cache"),
+)
 """Pairs of settings that mean the same thing in two ways, and what that is."""
 
 
@@ -153,6 +157,11 @@ def make_settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Sett
 def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     if settings.preemption_mode == "swap" and not settings.swap_memory:
         raise ConfigError(f"{sources['preemption_mode']} is swap, which needs memory; give --swap-memory.")
+    if settings.tensor_parallel_size > 1 and settings.swap_memory:
+        raise ConfigError(
+            f"{sources['tensor_parallel_size']} and {sources['swap_memory']} are both given; only a single "
+            "process can keep blocks in host memory, keep one."
+        )
     names = Counter(name for name, _ in settings.priority_class)
     for name, count in names.items():
         if count > 1:

@@ -27,7 +27,7 @@ from bench.server import start_server, stop_server
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.records import StepRecord
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import SchedulerOutput
 from engine.sequence import EngineRequest
@@ -48,7 +48,7 @@ READY_TIMEOUT_S = 60
 STEPS_A_SECOND = (7, 50)
 
 
-class RandomRunner:
+class RandomRunner(LocalRunner):
     """Answers at once; says that it took as long as a small model on two cores."""
 
     vocab_size = VOCAB_SIZE

@@ -1,5 +1,7 @@
 """Engine configuration: asked for, then resolved once against model and machine. Nothing writes to it."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from engine.errors import ConfigError
@@ -15,6 +17,24 @@ MAX_PRIORITY = 1000
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 
+AS_SUITS = 0
+"""`max_num_seqs`, `max_num_batched_tokens` or `num_blocks` as asked for: whatever suits the device."""
+
+DEFAULT_KV_MEMORY_BYTES = 2**30
+"""Memory of the KV cache on the CPU, where nothing else is asked for."""
+
+
+class StepLimits(NamedTuple):
+    """How much one step computes, at most."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+STEP_LIMITS = {"cpu": StepLimits(64, 256), "cuda": StepLimits(256, 8192)}
+"""What suits a device. On two cores a step of 256 tokens takes a tenth of a second, which is how long answers
+stand still; a GPU is busy only with thousands of rows."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and policies of one engine; every field is final once the engine is built."""
@@ -23,15 +43,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per KV block, 1 to 256."""
 
     num_blocks: int = 1024
-    """Blocks in the KV pool."""
+    """Blocks in the KV pool; `AS_SUITS` until resolved."""
 
-    max_num_seqs: int = 64
-    """Most sequences in one step."""
+    max_num_seqs: int = STEP_LIMITS["cpu"].max_num_seqs
+    """Most sequences in one step; `AS_SUITS` until resolved."""
 
-    max_num_batched_tokens: int = 256
-    """Most tokens computed in one step; longer prompts are computed in chunks.
-
-    On two cores a step of 256 tokens takes a tenth of a second, which is how long answers stand still."""
+    max_num_batched_tokens: int = STEP_LIMITS["cpu"].max_num_batched_tokens
+    """Most tokens computed in one step, longer prompts in chunks; `AS_SUITS` until resolved."""
 
     max_model_len: int = 2048
     """Most tokens of one sequence, prompt and answer together."""
@@ -115,9 +133,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"watermark is {self.watermark}; allowed: 0 to below 1.")
 
 
+def suit(config: EngineConfig, device: str) -> EngineConfig:
+    """Return the configuration with the limits of a step that were left open as they suit the device.
+
+    `device` is one of `STEP_LIMITS`. What is left open gives way to what is not.
+    """
+    limits = STEP_LIMITS[device]
+    max_num_seqs, max_num_batched_tokens = config.max_num_seqs, config.max_num_batched_tokens
+    if max_num_seqs == AS_SUITS:
+        max_num_seqs = min(limits.max_num_seqs, max_num_batched_tokens or limits.max_num_seqs)
+    if max_num_batched_tokens == AS_SUITS:
+        max_num_batched_tokens = max(limits.max_num_batched_tokens, max_num_seqs)
+    return msgspec.structs.replace(
+        config, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+    )
+
+
 def resolve(
     config: EngineConfig,
     *,
+    device: str,
     model_max_len: int,
     kv_bytes_per_block: int,
     kv_memory_bytes: int | None,
@@ -125,12 +160,15 @@ def resolve(
 ) -> EngineConfig:
     """Return the configuration that will really be used.
 
-    The pool gets as many blocks as `kv_memory_bytes` holds (None: `config.num_blocks` counts), the host
-    tier as many as `swap_memory_bytes` holds (0: `config.num_host_blocks` counts).
-    `max_model_len` is lowered to what the model knows and to what the pool can hold, so that any
-    admitted request can run alone. Raises `ConfigError` if not even one block fits.
+    What was left open becomes what suits `device`. The pool gets as many blocks as `kv_memory_bytes` holds
+    (None: `config.num_blocks` counts, and if that is left open, too, `DEFAULT_KV_MEMORY_BYTES`), the host
+    tier as many as `swap_memory_bytes` holds (0: `config.num_host_blocks` counts). `max_model_len` is lowered
+    to what the model knows and to what the pool can hold, so that any admitted request can run alone. Raises
+    `ConfigError` if not even one block fits.
     """
     num_blocks = config.num_blocks
+    if kv_memory_bytes is None and num_blocks == AS_SUITS:
+        kv_memory_bytes = DEFAULT_KV_MEMORY_BYTES
     if kv_memory_bytes is not None:
         num_blocks = min(kv_memory_bytes // kv_bytes_per_block, MAX_NUM_BLOCKS)
         if num_blocks < 1:
@@ -148,7 +186,10 @@ def resolve(
             )
     max_model_len = min(config.max_model_len, model_max_len, num_blocks * config.block_size)
     resolved = msgspec.structs.replace(
-        config, num_blocks=num_blocks, num_host_blocks=num_host_blocks, max_model_len=max_model_len
+        suit(config, device),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_model_len=max_model_len,
     )
     resolved.validate()
     return resolved

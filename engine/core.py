@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.errors import EngineInvariantError
+from engine.errors import EngineInvariantError, RankError
 from engine.records import Policies, RecordKind, Reset, StepRecord, StepResult
 from engine.runner.base import ModelRunner
 from engine.scheduling.output import SchedulerOutput
@@ -122,6 +122,15 @@ class EngineCore:
         if self._is_runner_stale:
             self.runner.reset()
             self._is_runner_stale = False
+
+    def check_runner(self) -> None:
+        """Raise `RankError` if the runner has lost something that it needs, also between steps."""
+        if self.runner.loss is not None:
+            raise RankError(self.runner.loss)
+
+    def close(self) -> None:
+        """End whatever the runner has beside this thread; nothing can be computed any more."""
+        self.runner.close()
 
     def _take_result(
         self, kind: RecordKind, t_ns: int, durations: tuple[int, int, int, int], output: SchedulerOutput

@@ -52,5 +52,9 @@ class EngineDeadError(EngineError):
     """The engine has stopped and serves nothing until it is restarted."""
 
 
+class RankError(EngineError):
+    """One of the processes that compute a model together is gone, or does not answer."""
+
+
 class EngineInvariantError(AssertionError):
     """The engine's own books do not add up: a bug, never the user's fault."""

@@ -14,17 +14,18 @@ from typing import Protocol
 
 import msgspec
 
-from engine.config import EngineConfig, resolve
+from engine.config import AS_SUITS, EngineConfig, resolve
 from engine.core import EngineCore
-from engine.engine_info import EngineInfo
+from engine.engine_info import TORCH, EngineInfo
 from engine.errors import ConfigError, KernelsUnavailableError
 from engine.kernels.cpu.build import TYPICAL_BUILD_S
-from engine.machine import may_have_gpu, total_memory_bytes
+from engine.machine import Gpus, may_have_gpu, total_memory_bytes
 from engine.model.check import ModelFiles, ModelInfo, open_model
 from engine.model.tokenizer import Tokenizer
 from engine.model.tokenizer_store import load_tokenizer
 from engine.model.weight_reader import Report as OnShare
-from engine.run_plan import TORCH, RunOptions, RunPlan, choose_plan
+from engine.run_plan import RunOptions, RunPlan, choose_plan, refuse_host_tier
+from engine.runner.attention_choice import REFERENCE, choose_attention
 from engine.runner.base import ModelRunner
 from engine.runner.warm_up import measure_token_ns
 
@@ -41,8 +42,9 @@ _BUILD_SHARE = 0.9
 class LoadRequest(RunOptions):
     """What to load and how.
 
-    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts. `swap_memory_bytes` sizes the host
-    tier; 0: `config.num_host_blocks` counts. `cache_dir`: where converted tokenizers are kept. The other
+    `kv_memory_bytes` sizes the KV pool; None: `config.num_blocks` counts, and if that is left open, too, what
+    suits the device: on a GPU as much as is left of `gpu_memory_utilization`. `swap_memory_bytes` sizes the
+    host tier; 0: `config.num_host_blocks` counts. `cache_dir`: where converted tokenizers are kept. The other
     fields say how to run it, see `RunOptions`.
     """
 
@@ -57,7 +59,8 @@ class LoadRequest(RunOptions):
 class LoadProgress:
     """What is being done and how far the whole load is, 0 to 1.
 
-    `stage` is header, kernels, weights, tokenizer, kv_pool, warm_up or ready. Within kernels, which appears
+    `stage` is header, kernels, weights, tokenizer, kv_pool (which on a GPU begins with measuring how large it
+    may be), warm_up or ready. Within kernels, which appears
     only where they have to be compiled, the fraction grows with time; within weights with the bytes loaded.
     """
 
@@ -90,6 +93,7 @@ class _Backend(Protocol):
     def weight_bytes(self) -> int: ...
     def kv_bytes_per_block(self, block_size: int) -> int: ...
     def load_weights(self, config: EngineConfig, on_share: OnShare) -> None: ...
+    def find_kv_memory(self, config: EngineConfig) -> int | None: ...
     def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> _WarmRunner: ...
 
 
@@ -126,25 +130,21 @@ def load_engine(request: LoadRequest, on_progress: Callable[[LoadProgress], None
     reporter = _Reporter(on_progress)
     reporter.enter("header")
     files = open_model(request.model_path)
-    plan = choose_plan(request, files, has_cuda=lambda: _has_cuda(request.device))
+    refuse_host_tier(request, request.swap_memory_bytes or request.config.num_host_blocks)
+    plan = choose_plan(request, files, find_gpus=lambda: _find_gpus(request.device))
     # The tokenizer's part is imports and parsing on one core; the weights' part leaves the interpreter free.
     with ThreadPoolExecutor(1, "tokenizer-loader") as pool:
         pending = pool.submit(load_tokenizer, files, request.cache_dir)
         plan, backend = _open_backend(request, files, plan, reporter)
-        config = resolve(
-            request.config,
-            model_max_len=files.config.max_position,
-            kv_bytes_per_block=backend.kv_bytes_per_block(request.config.block_size),
-            kv_memory_bytes=request.kv_memory_bytes,
-            swap_memory_bytes=request.swap_memory_bytes,
-        )
-        _check_memory(backend, config, plan.info.device)
+        pool_size = _PoolSize(request, files, plan.info.device, backend)
+        config = pool_size.resolve_first()
         with _explained("The model", "a smaller model, or a smaller --kv-memory or --num-blocks"):
             backend.load_weights(config, reporter.on_share)
         reporter.enter("tokenizer")
         tokenizer = pending.result()
     reporter.enter("kv_pool")
-    with _explained("The KV pool", "a smaller --kv-memory, --num-blocks or --swap-memory"):
+    config = pool_size.resolve_again(config)
+    with _explained("The KV pool", f"{pool_size.advice} or --swap-memory"):
         runner = backend.make_runner(config, tokenizer.eos_token_ids)
         reporter.enter("warm_up")
         runner.warm_up()
@@ -153,6 +153,77 @@ def load_engine(request: LoadRequest, on_progress: Callable[[LoadProgress], None
     logger.info("%s: %s", files.info.name, plan.info)
     reporter.enter("ready")
     return LoadedEngine(core, tokenizer, files.info.name, files.info, plan.info)
+
+
+class _PoolSize:
+    """Resolves the configuration: before the weights are loaded, or on a GPU after it, when all is known."""
+
+    def __init__(self, request: LoadRequest, files: ModelFiles, device: str, backend: _Backend) -> None:
+        self._request = request
+        self._device = device
+        self._backend = backend
+        self._max_position = files.config.max_position
+        self._block_bytes = backend.kv_bytes_per_block(request.config.block_size)
+        is_open = request.kv_memory_bytes is None and request.config.num_blocks == AS_SUITS
+        self._is_measured = is_open and device == "cuda"
+
+    @property
+    def advice(self) -> str:
+        """What makes the pool smaller."""
+        if self._is_measured:
+            return "a smaller --gpu-memory-utilization"
+        return "a smaller --kv-memory, --num-blocks"
+
+    def resolve_first(self) -> EngineConfig:
+        """Return the configuration; if the pool's size has to be measured, with one for a single sequence."""
+        if not self._is_measured:
+            config = self._resolve(self._request.kv_memory_bytes)
+            self._check_memory(config, config.num_blocks * self._block_bytes)
+            return config
+        max_model_len = min(self._request.config.max_model_len, self._max_position)
+        num_blocks = -(-max_model_len // self._request.config.block_size)
+        config = self._resolve(num_blocks * self._block_bytes)
+        self._check_memory(config, 0)
+        return config
+
+    def resolve_again(self, config: EngineConfig) -> EngineConfig:
+        """Return the final configuration, once the weights are loaded."""
+        if not self._is_measured:
+            return config
+        with _explained("A step of the model", "a smaller --max-num-batched-tokens or --max-num-seqs"):
+            return self._resolve(self._backend.find_kv_memory(config))
+
+    def _resolve(self, kv_memory_bytes: int | None) -> EngineConfig:
+        return resolve(
+            self._request.config,
+            device=self._device,
+            model_max_len=self._max_position,
+            kv_bytes_per_block=self._block_bytes,
+            kv_memory_bytes=kv_memory_bytes,
+            swap_memory_bytes=self._request.swap_memory_bytes,
+        )
+
+    def _check_memory(self, config: EngineConfig, pool_bytes: int) -> None:
+        """Refuse what this machine cannot hold: the system would only say so by ending the process."""
+        available_bytes, weight_bytes = self._backend.available_bytes, self._backend.weight_bytes
+        if pool_bytes + weight_bytes > available_bytes:
+            what, advice = f"A KV pool of {pool_bytes:,} bytes and weights", "--kv-memory or --num-blocks"
+            if self._is_measured:
+                what, advice = "Weights", "model"
+            where = "on the GPU" if self._device == "cuda" else "of memory"
+            raise ConfigError(
+                f"{what} of {weight_bytes:,} bytes do not fit into {available_bytes:,} bytes {where}; "
+                f"use a smaller {advice}."
+            )
+        left_bytes = total_memory_bytes()
+        if self._device == "cpu":
+            left_bytes = available_bytes - pool_bytes - weight_bytes
+        host_bytes = self._block_bytes * config.num_host_blocks
+        if host_bytes > left_bytes:
+            raise ConfigError(
+                f"A host tier of {host_bytes:,} bytes does not fit into the {left_bytes:,} bytes of memory "
+                "that are left for it; use a smaller --swap-memory."
+            )
 
 
 def _open_backend(
@@ -164,49 +235,49 @@ def _open_backend(
 
         try:
             library = open_library(plan.info.kernels, reporter.on_build)
-            return plan, NativeBackend(files, plan.info, library)
         except KernelsUnavailableError as error:
             plan = _replace_plan(request, files, error)
-    if plan.note is not None:
-        logger.warning("%s", plan.note)
+        else:
+            _log_note(plan.note)
+            return plan, NativeBackend(files, plan.info, library)
+    _log_note(plan.note)
     from engine.torch_backend import TorchBackend  # noqa: PLC0415 - imports torch, which takes seconds
 
-    return plan, TorchBackend(files, plan.info)
+    if plan.info.attention != REFERENCE:
+        plan = _settle_attention(plan, files, request.config.block_size)
+    return plan, TorchBackend(files, plan.info, request)
+
+
+def _settle_attention(plan: RunPlan, files: ModelFiles, block_size: int) -> RunPlan:
+    """Return the plan with the attention that can be had; `ConfigError` if it is not the one asked for."""
+    from engine.runner.torch_facts import find_attention_facts  # noqa: PLC0415 - imports torch
+
+    facts = find_attention_facts(plan.info, files.config, block_size)
+    choice = choose_attention(plan.info.attention, facts)
+    _log_note(choice.note)
+    return replace(plan, info=msgspec.structs.replace(plan.info, attention=choice.name))
+
+
+def _log_note(note: str | None) -> None:
+    if note is not None:
+        logger.warning("%s", note)
 
 
 def _replace_plan(request: LoadRequest, files: ModelFiles, error: KernelsUnavailableError) -> RunPlan:
     """Return the plan without kernels; raises the error where something asked for needs them."""
     if request.needs_kernels is not None:
         raise ConfigError(f"{request.needs_kernels} cannot be had. {error}") from error
-    plan = choose_plan(replace(request, kernels=TORCH), files, has_cuda=lambda: False)
+    plan = choose_plan(replace(request, kernels=TORCH), files, find_gpus=Gpus)
     return replace(plan, note=f"{error} The plain torch path serves instead, several times slower.")
 
 
-def _has_cuda(device: str) -> bool:
-    """Whether torch can use a GPU. It is not asked where there is no sign of one, unless one is wanted."""
+def _find_gpus(device: str) -> Gpus:
+    """Return what torch finds. It is not asked where there is no sign of a GPU, unless one is wanted."""
     if device != "cuda" and not may_have_gpu():
-        return False
-    from engine.torch_backend import has_cuda  # noqa: PLC0415 - as above
+        return Gpus()
+    from engine.runner.torch_facts import find_gpus  # noqa: PLC0415 - imports torch
 
-    return has_cuda()
-
-
-def _check_memory(backend: _Backend, config: EngineConfig, device: str) -> None:
-    """Refuse what this machine cannot hold: the system would only say so by ending the process."""
-    block_bytes = backend.kv_bytes_per_block(config.block_size)
-    pool_bytes, host_bytes = block_bytes * config.num_blocks, block_bytes * config.num_host_blocks
-    available_bytes, weight_bytes = backend.available_bytes, backend.weight_bytes
-    if pool_bytes + weight_bytes > available_bytes:
-        raise ConfigError(
-            f"A KV pool of {pool_bytes:,} bytes and weights of {weight_bytes:,} bytes do not fit "
-            f"into {available_bytes:,} bytes of memory; use a smaller --kv-memory or --num-blocks."
-        )
-    left_bytes = available_bytes - pool_bytes - weight_bytes if device == "cpu" else total_memory_bytes()
-    if host_bytes > left_bytes:
-        raise ConfigError(
-            f"A host tier of {host_bytes:,} bytes does not fit into the {left_bytes:,} bytes of memory that "
-            "are left for it; use a smaller --swap-memory."
-        )
+    return find_gpus()
 
 
 def _measure_costs(runner: _WarmRunner, config: EngineConfig) -> EngineConfig:

@@ -65,6 +65,10 @@ class NativeBackend:
         sizes = self._make_sizes(config.max_model_len, config.block_size, config.num_blocks)
         self._model = pack_model(self._library, self._files, sizes, on_share)
 
+    def find_kv_memory(self, config: EngineConfig) -> None:  # noqa: ARG002 - the interface has it
+        """Return None: a pool in the machine's memory has the size that was asked for."""
+        return
+
     def make_runner(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> NativeRunner:
         """Return the runner of the loaded model; reserves the host tier, whose pages are taken when used."""
         if self._model is None:

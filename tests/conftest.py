@@ -1,5 +1,6 @@
 """Rules for the whole suite: markers by folder, and no silently missing browser."""
 
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,20 @@ from app.db.migrate import upgrade_now
 # As the server does (app/engine_loading.py): torch's threads must not spin against a browser's or a server's.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def _may_have_gpu() -> bool:
+    """Whether it is worth to ask torch, whose import takes a second: a driver (Linux, WSL) is there."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+def _sees_gpu() -> bool:
+    return _may_have_gpu() and importlib.import_module("torch").cuda.is_available()
+
+
+# Triton reads it when it is imported, by whatever test comes first. With a GPU, its kernels are tested there.
+if not _sees_gpu():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _TESTS = Path(__file__).resolve().parent
 _MARKER_OF_FOLDER = {

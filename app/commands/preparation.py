@@ -14,9 +14,9 @@ from app.folders import make_folder
 from app.settings import Settings
 from engine.config import resolve
 from engine.errors import ConfigError
-from engine.machine import may_have_gpu, total_memory_bytes
+from engine.machine import Gpus, may_have_gpu, total_memory_bytes
 from engine.model.check import ModelFiles
-from engine.run_plan import choose_plan
+from engine.run_plan import choose_plan, refuse_host_tier
 
 LOCK_FILE = "server.lock"
 LOCK_TIMEOUT_S = 10.0
@@ -24,7 +24,7 @@ LOCK_TIMEOUT_S = 10.0
 
 LOCK_POLL_S = 0.05
 
-_BYTES_PER_NUMBER = {"int8": 1, "bf16": 2, "fp32": 4}
+_BYTES_PER_NUMBER = {"int8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 """Of the KV cache, scales left out."""
 
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
@@ -37,17 +37,22 @@ def check_model(settings: Settings, files: ModelFiles) -> None:
     What is only known while loading is checked again then: whether there is a GPU, whether the kernels can
     be compiled, and how large a block is to the byte.
     """
+    options = settings.run_options
+    refuse_host_tier(options, settings.swap_memory)
     may_use_gpu = settings.device == "cuda" or (settings.device == "auto" and may_have_gpu())
     if may_use_gpu:
+        device = "cuda"
         kv_dtype = settings.kv_dtype if settings.kv_dtype in _BYTES_PER_NUMBER else "bf16"
     else:
-        kv_dtype = choose_plan(settings.run_options, files, has_cuda=lambda: False).info.kv_dtype
+        info = choose_plan(options, files, find_gpus=Gpus).info
+        device, kv_dtype = info.device, info.kv_dtype
     block_bytes = files.config.kv_bytes_per_token(_BYTES_PER_NUMBER[kv_dtype]) * settings.block_size
     config = resolve(
         settings.make_engine_config(),
+        device=device,
         model_max_len=files.config.max_position,
         kv_bytes_per_block=block_bytes,
-        kv_memory_bytes=settings.kv_memory_bytes,
+        kv_memory_bytes=settings.kv_memory,
         swap_memory_bytes=settings.swap_memory,
     )
     pool_bytes = 0 if may_use_gpu else config.num_blocks * block_bytes

@@ -57,7 +57,8 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Return (tokens, heads * head_dim) for query (tokens, heads, head_dim).
 
-        `new`: keys and values (tokens, kv_heads, head_dim) of the step; `cache`: those of this layer, (blocks,
-        block_size, kv_heads, head_dim). Nothing that a sequence has not written is read: 0 * NaN is NaN.
+        `new`: keys and values (tokens, kv_heads, head_dim) of the step; `cache`: those of this layer,
+        (blocks, block_size, kv_heads, head_dim). Nothing that a sequence has not written is read: 0 * NaN is
+        NaN.
         """
         ...

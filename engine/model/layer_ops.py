@@ -61,7 +61,7 @@ class LayerOps(Protocol):
 
         qkv (tokens, (heads + 2 * kv_heads) * head_dim); `cache`: keys and values of the layer. A row whose
         slot is negative is padding and written nowhere. Returns query (tokens, heads, head_dim), key and
-        value (tokens, kv_heads, head_dim).
+        value (tokens, kv_heads, head_dim); qkv may be overwritten, and they may be views of it.
         """
         ...
 

@@ -76,6 +76,11 @@ class RotaryTable:
         self._cos = torch.cat((cos, cos), -1).to(device)  # (positions, head_dim) float32
         self._sin = torch.cat((-sin, sin), -1).to(device)  # (positions, head_dim) float32
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines (positions, head_dim), for kernels that look up by themselves."""
+        return self._cos, self._sin
+
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines (tokens, 1, head_dim) for positions (tokens)."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)

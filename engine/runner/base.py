@@ -10,9 +10,9 @@ from engine.scheduling.output import SchedulerOutput
 class ModelRunnerOutput(msgspec.Struct, frozen=True, gc=False):
     """Result of one step.
 
-    `token_ids[i]` belongs to `scheduler_output.scheduled[i]`; -1 where nothing was sampled,
-    `FAILED_TOKEN_ID` where nothing could be. `finished_loads`: loads that have ended since the last step.
-    Durations are in nanoseconds.
+    `token_ids[i]` belongs to `scheduler_output.scheduled[i]`; -1 where nothing was sampled, `FAILED_TOKEN_ID`
+    where nothing could be, or where the chunk could not be computed at all. `finished_loads`: loads that have
+    ended since the last step. Durations are in nanoseconds.
     """
 
     token_ids: list[int]
@@ -27,6 +27,11 @@ class ModelRunner(Protocol):
     vocab_size: int
     eos_token_ids: frozenset[int]
 
+    @property
+    def loss(self) -> str | None:
+        """What it has lost and cannot compute without until a reset, also between steps; None: nothing."""
+        ...
+
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute all scheduled tokens, write their KV, sample where `needs_sampling`.
 
@@ -35,5 +40,24 @@ class ModelRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget all KV (after a failed step), once no copy is under way any more."""
+        """Forget all KV (after a failed step), once no copy is under way any more.
+
+        Gets back what was lost, which may take as long as loading does.
+        """
         ...
+
+    def close(self) -> None:
+        """End whatever runs beside the calling thread; no step can be computed afterwards. Safe to repeat."""
+        ...
+
+
+class LocalRunner:
+    """What all runners have in common that need nothing beside their own process."""
+
+    @property
+    def loss(self) -> str | None:
+        """Nothing can be lost."""
+        return None
+
+    def close(self) -> None:
+        """Leave the end to the process: copies that are under way are ended there."""

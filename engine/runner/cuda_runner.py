@@ -22,20 +22,20 @@ from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
 from engine.model.sampler import UNDECIDED_TOKEN_ID, decide
 from engine.records import FAILED_TOKEN_ID
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.runner.copier import BlockCopier, BlockMemory
 from engine.runner.device import Device
-from engine.runner.launcher import Launcher, LaunchSizes
+from engine.runner.launcher import Launcher, LaunchSizes, PendingTokens
 from engine.runner.run_ahead import RunAhead, shares_ahead
 from engine.runner.shares import Share, share_of
-from engine.runner.smaller_steps import compute_smaller
+from engine.runner.smaller_steps import compute_smaller, is_out_of_memory
 from engine.runner.warm_up import warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
 
-class CudaRunner:
+class CudaRunner(LocalRunner):
     """A `ModelRunner` over a `Decoder`, its KV pool and a device. Owned by one thread."""
 
     def __init__(  # noqa: PLR0913 - what it owns comes from outside
@@ -87,9 +87,10 @@ class CudaRunner:
         retried: dict[int, int] = {}
         pending = [] if done is None else [done.pending]
         if rest:
-            try:
-                pending.append(self._launcher.launch([share_of(entry) for entry in rest]))
-            except torch.OutOfMemoryError:
+            launched = self._try_launch([share_of(entry) for entry in rest])
+            if launched is not None:
+                pending.append(launched)
+            else:
                 if done is not None:
                     done.pending.wait()  # before many launches use the buffers for results again
                 retried = self._retry(rest)
@@ -115,11 +116,16 @@ class CudaRunner:
         if not self._computes_ahead or self.copier.is_reading:
             return None
         shares = shares_ahead(scheduled, self._sizes.block_size)
-        if not shares:
-            return None
+        launched = self._try_launch(shares) if shares else None
+        return None if launched is None else RunAhead(launched, self._sizes.block_size)
+
+    def _try_launch(self, shares: list[Share]) -> PendingTokens | None:
+        """Queue shares; None if memory does not suffice. The error, which holds on to memory, ends here."""
         try:
-            return RunAhead(self._launcher.launch(shares), self._sizes.block_size)
-        except torch.OutOfMemoryError:
+            return self._launcher.launch(shares)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             return None
 
     def _retry(self, entries: list[ScheduledSequence]) -> dict[int, int]:
@@ -133,7 +139,7 @@ class CudaRunner:
             sampled = self._launcher.launch([share_of(entry) for entry in part]).wait()
             return [sampled.get(entry.sequence.seq_id, -1) for entry in part]
 
-        token_ids = compute_smaller(entries, compute, lambda error: isinstance(error, torch.OutOfMemoryError))
+        token_ids = compute_smaller(entries, compute)
         return dict(zip((entry.sequence.seq_id for entry in entries), token_ids, strict=True))
 
     def _decide(self, entry: ScheduledSequence) -> int:

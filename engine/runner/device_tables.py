@@ -36,7 +36,7 @@ class DeviceTables:
         if len(blocks) == 1 and row[num_kept] == blocks[0]:
             return  # the usual case of a decoding sequence
         row[num_kept:num_blocks] = blocks
-        self._changes.append((slot * len(row) + num_kept, blocks))
+        self._changes.append((slot % len(self.host) * len(row) + num_kept, blocks))
 
     def take_changes(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return where the device's tables, as one row, have to change, and to what."""

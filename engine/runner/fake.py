@@ -11,7 +11,7 @@ import time
 
 from engine.errors import EngineInvariantError
 from engine.kv.loads import Load
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 
 
@@ -25,7 +25,7 @@ def extend_history(history: bytes, token_id: int) -> bytes:
     return hashlib.blake2b(history + token_id.to_bytes(8, "little"), digest_size=16).digest()
 
 
-class FakeRunner:
+class FakeRunner(LocalRunner):
     """Deterministic stand-in for a model, without tensors."""
 
     def __init__(

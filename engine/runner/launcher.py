@@ -67,7 +67,7 @@ class Launcher:
         *,
         captures_graphs: bool = True,
     ) -> None:
-        """Allocate what launches need beside weights and KV pool; without graphs every step is launched anew."""
+        """Allocate what launches need beside weights and KV pool; without graphs all is launched anew."""
         self._decoder = decoder
         self._cache = cache
         self._device = device

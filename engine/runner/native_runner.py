@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from engine.errors import EngineInvariantError
 from engine.kernels.cpu.library import NativeModel, StepBatch, StepOutput, Want
 from engine.model.uniform import uniform
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.runner.copier import ArrayBlocks, BlockCopier
 from engine.runner.warm_up import make_text, warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.sequence import Sequence
 
 
-class NativeRunner:
+class NativeRunner(LocalRunner):
     """A `ModelRunner` over a native model, which holds weights and KV pool. Owned by one thread."""
 
     def __init__(

@@ -3,16 +3,27 @@
 import logging
 from collections.abc import Callable
 
+import torch
+
 from engine.records import FAILED_TOKEN_ID
 from engine.scheduling.output import ScheduledSequence
 
 logger = logging.getLogger(__name__)
 
+_MEMORY_SIGNS = ("allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""In errors of torch that are no `OutOfMemoryError`: of the CPU's memory, of pinned memory, of libraries."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether this is one of the errors by which torch and Python say that memory does not suffice."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
+
 
 def compute_smaller(
     scheduled: list[ScheduledSequence],
     compute: Callable[[list[ScheduledSequence]], list[int]],
-    is_out_of_memory: Callable[[Exception], bool],
 ) -> list[int]:
     """Return a step's tokens, computed in halves of halves until they fit.
 

@@ -9,17 +9,18 @@ from torch import Tensor
 from engine.model.decoder import Decoder
 from engine.model.sampler import Draw, sample
 from engine.records import FAILED_TOKEN_ID
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.runner.batch import make_inputs
 from engine.runner.copier import ArrayBlocks, BlockCopier, BlockMemory
 from engine.runner.device_blocks import CudaStream, DeviceBlocks
+from engine.runner.smaller_steps import compute_smaller, is_out_of_memory
 from engine.runner.warm_up import warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
 
-class TorchRunner:
+class TorchRunner(LocalRunner):
     """A `ModelRunner` over a `Decoder` and its KV pool. Owned by one thread."""
 
     def __init__(
@@ -55,6 +56,23 @@ class TorchRunner:
         """Return the tokens, and how long the model and the sampling took."""
         if not scheduled:
             return [], 0, 0
+        started = time.perf_counter_ns()
+        try:
+            return self._compute_whole(scheduled)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning(
+                "A step of %d sequences needs more memory than there is; in parts (%s)", len(scheduled), error
+            )
+        # Out here, where the error does not hold on to what the step had allocated.
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        token_ids = compute_smaller(scheduled, lambda part: self._compute_whole(part)[0])
+        return token_ids, time.perf_counter_ns() - started, 0
+
+    def _compute_whole(self, scheduled: list[ScheduledSequence]) -> tuple[list[int], int, int]:
+        """Do what `_compute` does, in one go; raises torch's or Python's error if memory does not suffice."""
         started = time.perf_counter_ns()
         batch = self._decoder.make_batch(make_inputs(scheduled, self._block_size))
         logits = self._decoder.forward(batch, self._cache)
@@ -93,7 +111,9 @@ def _sample_rows(logits: Tensor, draws: list[Draw]) -> list[int]:
     """Sample all rows (rows, vocab_size); if that fails, find the row at fault and fail only its request."""
     try:
         return sample(logits, draws)
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         logger.exception("Sampling failed; the rows are sampled one by one")
     token_ids = []
     for row, draw in enumerate(draws):

@@ -160,6 +160,7 @@ class Scheduler:
     ) -> None:
         """Book a computed step: `token_ids[i]` was sampled for `output.scheduled[i]` (-1: none).
 
+        `FAILED_TOKEN_ID` ends a sequence with an error, also where nothing was to be sampled.
         `finished_loads` are the ids of the copies from the host tier that have ended by now.
         """
         self._check_tokens(output, token_ids)
@@ -169,21 +170,23 @@ class Scheduler:
         for entry, token_id in zip(output.scheduled, token_ids, strict=True):
             sequence, num_before = entry.sequence, entry.num_computed_tokens
             num_scheduled = entry.num_scheduled_tokens
-            sampled = entry.needs_sampling
+            sampled, failed = entry.needs_sampling, token_id == FAILED_TOKEN_ID
             state.batch.append(
                 BatchEntry(
                     sequence.seq_id,
                     sequence.slot,
                     num_before,
                     num_scheduled,
-                    token_id if sampled and token_id != FAILED_TOKEN_ID else -1,
+                    token_id if sampled and not failed else -1,
                 )
             )
+            if failed:
+                # Its keys and values may be missing: nobody else shall find them.
+                state.finish(sequence, FinishReason.ERROR)
+                continue
             sequence.num_computed_tokens = num_before + num_scheduled
             state.kv.publish_full_blocks(sequence, num_before)
-            if sampled and token_id == FAILED_TOKEN_ID:
-                state.finish(sequence, FinishReason.ERROR)
-            elif sampled:
+            if sampled:
                 sequence.token_ids.append(token_id)
                 self._emit(sequence, token_id)
 

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.scheduling.output import SchedulerOutput
 from engine.sequence import Sequence
 from engine.simulate.pace import Pace
@@ -55,7 +55,7 @@ class _Answer:
         return (self.value >> 48) % VOCAB_SIZE
 
 
-class SimulatedRunner:
+class SimulatedRunner(LocalRunner):
     """Stands in for a model; takes no time but that of `clock`."""
 
     vocab_size = VOCAB_SIZE + 1

@@ -186,6 +186,7 @@ function showEngine(status) {
   const note = byId("engine-note");
   note.hidden = status === "ready";
   const words = {
+    loading: "The model is still loading; questions can be answered once it is there.",
     failed: "The engine has failed; questions cannot be answered until the server is started again.",
     draining: "The server is shutting down; it takes no more questions.",
   };

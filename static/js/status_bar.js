@@ -23,6 +23,19 @@ export function countStates(view) {
   return counts.slice(0, STATES.length);
 }
 
+/** What computes, as `EngineInfo.means` says it: the native kernels, or torch and by which attention. */
+export function engineMeans(engine) {
+  return engine.kernels === "torch" && engine.attention ? `torch · ${engine.attention} attention` : engine.kernels;
+}
+
+/** Where it runs, as `EngineInfo.place` says it: how many threads, or on which device, and in how many processes. */
+export function enginePlace(engine) {
+  const processes = engine.tensor_parallel_size ?? 1;
+  if (engine.threads === 0) return processes === 1 ? engine.device : `${processes} ${engine.device} devices`;
+  const threads = countOf(engine.threads, "thread");
+  return processes === 1 ? threads : `${processes} processes of ${threads}`;
+}
+
 /** How long a step took. */
 function stepMs(steps, i) {
   return STEP_TIMES.reduce((sum, name) => sum + steps.get(name, i), 0);
@@ -108,8 +121,7 @@ export class StatusBar {
     const engine = this.view.hello?.engine;
     if (!engine || !byId("stat-engine")) return;
     setText(byId("stat-dtype"), engine.dtype);
-    const place = engine.threads > 0 ? countOf(engine.threads, "thread") : engine.device;
-    setText(byId("stat-engine"), `${engine.kernels} · KV ${engine.kv_dtype} · ${place}`);
+    setText(byId("stat-engine"), `${engineMeans(engine)} · KV ${engine.kv_dtype} · ${enginePlace(engine)}`);
   }
 
   /** Everything else; call a few times a second. `rates`: tokens per second, {prefill, decode}. */

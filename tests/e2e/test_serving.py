@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from app.model_store import DEFAULT_MODEL
+from engine.engine_info import EngineInfo
 from tests.support.server import ServerProcess
 from tests.support.state import read_state, wait_for_state
 
@@ -121,9 +122,11 @@ async def test_leaving_before_a_whole_answer_frees_its_blocks(server: ServerProc
 
 def test_state_health_and_live_page_say_how_the_model_is_run(server: ServerProcess) -> None:
     engine = read_state(server.url)["engine"]
-    assert set(engine) == {"device", "kernels", "dtype", "kv_dtype", "threads"}
+    facts = {"device", "kernels", "dtype", "kv_dtype", "threads", "attention", "tensor_parallel_size"}
+    assert set(engine) == facts
     assert httpx.get(f"{server.url}/health").json()["engine"] == engine
     page = httpx.get(f"{server.url}/live").text
     assert f'<b id="stat-dtype">{engine["dtype"]}</b>' in page
-    assert f"{engine['kernels']} · KV {engine['kv_dtype']} · {engine['threads']} thread" in page
+    info = EngineInfo(**engine)
+    assert f"{info.means} · KV {info.kv_dtype} · {info.place}" in page
     assert f"{engine['dtype']} weights, {engine['kv_dtype']} KV cache, " in server.output

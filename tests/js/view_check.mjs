@@ -12,7 +12,9 @@ import { GridLayout, fitCells } from "../../static/js/grid_layout.js";
 import { bindKey, bindKeys } from "../../static/js/keyboard.js";
 import { MarkCursor } from "../../static/js/mark_cursor.js";
 import { blockRgb, buildTable, contrast, inkOn, mix, parseHex, slotRgb } from "../../static/js/palette.js";
-import { countReasons, countStates, describeView, stepRates, tokenRates } from "../../static/js/status_bar.js";
+import {
+  countReasons, countStates, describeView, engineMeans, enginePlace, stepRates, tokenRates,
+} from "../../static/js/status_bar.js";
 import { StepBins } from "../../static/js/step_bins.js";
 import { nextTheme } from "../../static/js/theme.js";
 import { newestPreemption } from "../../static/js/drawer.js";
@@ -414,4 +416,18 @@ test("times are written in the unit that suits them", () => {
   assert.equal(formatMs(1234), "1.23 s");
   assert.equal(formatSpan(42_000), "42 s");
   assert.equal(formatSpan(600_000), "10 min");
+});
+
+test("how the model is run reads as it does in Python (tests/unit/engine/test_engine_info.py)", () => {
+  const describe = (engine) => [engineMeans(engine), enginePlace(engine)];
+  const cuda = { device: "cuda", kernels: "torch", threads: 0, attention: "triton", tensor_parallel_size: 1 };
+  assert.deepEqual(describe(cuda), ["torch · triton attention", "cuda"]);
+  assert.deepEqual(describe({ ...cuda, tensor_parallel_size: 4 }), ["torch · triton attention", "4 cuda devices"]);
+  const native = { ...cuda, device: "cpu", kernels: "avx2", threads: 1, attention: "native" };
+  assert.deepEqual(describe(native), ["avx2", "1 thread"]);
+  const pair = { ...native, kernels: "torch", attention: "reference", tensor_parallel_size: 2 };
+  assert.deepEqual(describe(pair), ["torch · reference attention", "2 processes of 1 thread"]);
+  const old = { device: "cpu", kernels: "torch", threads: 2 };
+  assert.deepEqual(describe(old), ["torch", "2 threads"]);
+  assert.deepEqual(describe({ ...old, attention: "", tensor_parallel_size: 1 }), ["torch", "2 threads"]);
 });

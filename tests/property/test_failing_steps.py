@@ -3,6 +3,7 @@
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from engine.core import EngineCore
 from engine.errors import EngineInvariantError
 from engine.records import FAILED_TOKEN_ID, StepResult
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.scheduling.output import SchedulerOutput
 from engine.snapshot import EngineSnapshot
 from tests.builders import (
@@ -159,7 +160,7 @@ def test_no_step_runs_before_the_runner_is_reset(monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 4, "there is nothing to forget"
 
 
-class ShortRunner:
+class ShortRunner(LocalRunner):
     """Wraps a runner; from the third step on it returns what a broken model might."""
 
     def __init__(self, core: EngineCore, broken: list[int]) -> None:
@@ -194,6 +195,48 @@ def test_one_failed_token_ends_one_sequence() -> None:
         snapshot.apply(result.record)
     assert folded_state(snapshot) == state_from_books(core)
     assert (snapshot.totals.num_failed, snapshot.totals.num_output_tokens) == (1, 5)
+
+
+class ForgetfulRunner(LocalRunner):
+    """Wraps a runner; in one step it has no memory for the first sequence, and computes nothing of it."""
+
+    def __init__(self, core: EngineCore, failing_step: int) -> None:
+        self._inner = core.runner
+        self._steps_left = failing_step
+        self.vocab_size = core.runner.vocab_size
+        self.eos_token_ids = core.runner.eos_token_ids
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        self._steps_left -= 1
+        if self._steps_left:
+            return self._inner.execute(scheduler_output)
+        output = self._inner.execute(replace(scheduler_output, scheduled=scheduler_output.scheduled[1:]))
+        return ModelRunnerOutput([FAILED_TOKEN_ID, *output.token_ids], 0, 0)
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+
+@pytest.mark.parametrize("failing_step", [1, 2, 3])
+def test_a_chunk_that_cannot_be_computed_ends_its_sequence_and_is_found_by_nobody(failing_step: int) -> None:
+    core = make_core(num_blocks=32, block_size=4, max_num_batched_tokens=8)
+    core.runner = ForgetfulRunner(core, failing_step)
+    prompt = list(range(20))
+    core.add_request(make_request("a", prompt=prompt))  # in chunks of 8, 8 and 4 tokens
+    core.add_request(make_request("b", prompt=prompt))  # waits for what both begin with
+    results = run_to_end(core)
+    ends = {output.request_id: output.finish_reason for result in results for output in result.outputs}
+    assert ends == {"a": "error", "b": "length"}
+    answers = tokens_of(results)
+    assert answers.get("a", []) == []
+    assert answers["b"] == solo_output(prompt, 4)
+    cached = [output.num_cached_tokens for result in results for output in result.outputs]
+    assert max(cached) == 8 * (failing_step - 1)
+    snapshot = EngineSnapshot(core.config)
+    for result in results:
+        snapshot.apply(result.record)
+    assert folded_state(snapshot) == state_from_books(core)
+    assert snapshot.totals.num_failed == 1
 
 
 @pytest.mark.parametrize("broken", [[], [1000], [-1], [5, 5]])

@@ -6,7 +6,7 @@
 import contextlib
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import Any
 
@@ -22,7 +22,7 @@ from engine.records import FAILED_TOKEN_ID, Policies, StepResult
 from engine.runner.base import ModelRunnerOutput
 from engine.runner.fake import FakeRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduling.output import SchedulerOutput
+from engine.scheduling.output import ScheduledSequence, SchedulerOutput
 from engine.scheduling.preemption import PREEMPTION_POLICIES
 from engine.scheduling.queue import QUEUE_POLICIES
 from engine.sequence import EngineRequest, FinishReason, Sequence
@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Fail:
-    """The next step fails: "before" or "after" computing, or for "one" sequence."""
+    """The next step fails: "before" or "after" computing, for "one" sequence, or for one's "chunk" alone."""
 
     how: str
 
@@ -129,7 +129,7 @@ def decode_operation(number: int) -> Operation:
         return End(pick(*range(16)), of, pick(False, False, True))
     if kind == 30:
         return Change(pick(*QUEUE_POLICIES), pick(*PREEMPTION_POLICIES), pick(*PREEMPTION_MODES))
-    return Fail(pick("before", "after", "one", "one")) if pick(*range(6)) == 5 else Steps(6)
+    return Fail(pick("before", "after", "one", "chunk")) if pick(*range(6)) == 5 else Steps(6)
 
 
 @dataclass(frozen=True)
@@ -210,17 +210,25 @@ class UnreliableRunner(FakeRunner):
         failure, self.failure = self.failure, ""
         if failure == "before":
             raise InjectedError
-        output = super().execute(scheduler_output)
+        failed = self._choose_failed(scheduler_output.scheduled, failure)
+        # Without memory nothing of a sequence is computed: its keys and values stay what they were.
+        scheduled = [entry for i, entry in enumerate(scheduler_output.scheduled) if i != failed]
+        output = super().execute(replace(scheduler_output, scheduled=scheduled))
         if failure == "after":
             raise InjectedError
         token_ids = list(output.token_ids)
-        if failure == "one":
-            sampled = [i for i, entry in enumerate(scheduler_output.scheduled) if entry.needs_sampling]
-            for index in sampled[:1]:
-                token_ids[index] = FAILED_TOKEN_ID
+        if failed is not None:
+            token_ids.insert(failed, FAILED_TOKEN_ID)
         finished = [*self._reported, NO_SUCH_LOAD, *output.finished_loads]
         self._reported = output.finished_loads
         return ModelRunnerOutput(token_ids, 0, 0, finished)
+
+    def _choose_failed(self, scheduled: list[ScheduledSequence], failure: str) -> int | None:
+        """Return which sequence fails alone: one that samples, or one in the middle of its prompt."""
+        if failure not in ("one", "chunk"):
+            return None
+        samples = failure == "one"
+        return next((i for i, entry in enumerate(scheduled) if entry.needs_sampling == samples), None)
 
     def reset(self) -> None:
         super().reset()

@@ -208,7 +208,9 @@ def test_a_script_can_generate(request_for_tiny: LoadRequest) -> None:
         ({"kv_memory_bytes": 1 << 60, "config": EngineConfig(block_size=256)}, "memory"),
         ({"swap_memory_bytes": 1}, "swap_memory"),
         ({"swap_memory_bytes": 1 << 44}, "--swap-memory"),
-        ({"config": EngineConfig(max_num_seqs=0)}, "max_num_seqs"),
+        ({"config": EngineConfig(max_num_seqs=-1)}, "max_num_seqs"),
+        ({"tensor_parallel_size": 2, "swap_memory_bytes": 1 << 20}, "tensor_parallel_size"),
+        ({"attention": "varlen"}, "attention"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

@@ -24,6 +24,7 @@ from engine.errors import (
     KernelsUnavailableError,
     ModelError,
     QueueFullError,
+    RankError,
     RequestError,
 )
 
@@ -31,6 +32,7 @@ CASES: list[tuple[EngineError, int, str, str]] = [
     (EngineError("x"), 500, "server_error", "engine_error"),
     (ConfigError("x"), 500, "server_error", "config_error"),
     (KernelsUnavailableError("x"), 500, "server_error", "config_error"),
+    (RankError("x"), 503, "server_error", "rank_lost"),
     (ModelError("x"), 500, "server_error", "model_error"),
     (EngineDeadError("x"), 503, "server_error", "engine_unavailable"),
     (RequestError("x"), 400, "invalid_request_error", "invalid_request"),

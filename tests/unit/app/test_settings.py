@@ -5,7 +5,6 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli import main
-from app.engine_settings import DEFAULT_KV_MEMORY_BYTES
 from app.setting_values import PriorityClass, parse_size
 from app.settings import (
     SETTINGS,
@@ -14,7 +13,9 @@ from app.settings import (
     make_settings,
     render_documentation,
 )
+from engine.config import AS_SUITS
 from engine.errors import ConfigError
+from engine.run_plan import RunOptions
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -72,7 +73,12 @@ def test_a_wrong_size_is_an_error_that_shows_how(text: str) -> None:
         ("block_size", "0", "--it is 0; allowed: 1 to 256"),
         ("device", "tpu", "--it is 'tpu'; allowed: auto, cpu, cuda"),
         ("policy", "lottery", "--it is 'lottery'; allowed: fcfs, priority"),
-        ("dtype", "q5", "--it is 'q5'; allowed: auto, q4, int8, bf16, fp32"),
+        ("dtype", "q5", "--it is 'q5'; allowed: auto, q4, int8, bf16, fp16, fp32"),
+        ("attention", "flash", "--it is 'flash'; allowed: auto, triton, varlen, reference"),
+        ("gpu_memory_utilization", "much", "--it: 'much' is not a share; write it like 0.9"),
+        ("gpu_memory_utilization", "0", "--it is 0; allowed: 0.01 to 1"),
+        ("gpu_memory_utilization", "1.5", "--it is 1.5; allowed: 0.01 to 1"),
+        ("tensor_parallel_size", "65", "--it is 65; allowed: 1 to 64"),
         ("kernels", "sse", "--it is 'sse'; allowed: auto, avx512, avx512vnni, avx2vnni, avx2, torch"),
         ("max_num_seqs", "many", "--it: 'many' is not a whole number"),
         ("kv_memory", "0", "--it is 0; allowed: 1 byte to 1 EiB"),
@@ -128,21 +134,64 @@ def test_an_unknown_flag_suggests_the_nearest() -> None:
 
 
 def test_the_cache_is_sized_one_way_only() -> None:
-    assert make_settings({}, {}).kv_memory_bytes == DEFAULT_KV_MEMORY_BYTES
+    unsized = make_settings({}, {})
+    assert (unsized.kv_memory, unsized.make_engine_config().num_blocks) == (None, AS_SUITS)
     by_count = make_settings({"num_blocks": 4}, {"num_blocks": "--num-blocks"})
-    assert by_count.kv_memory_bytes is None
     assert by_count.make_engine_config().num_blocks == 4
+    sources = {"num_blocks": "--num-blocks", "gpu_memory_utilization": "PAGEGLASS_GPU_MEMORY_UTILIZATION"}
+    by_flag = make_settings({"num_blocks": 4, "gpu_memory_utilization": 0.5}, sources)
+    assert by_flag.gpu_memory_utilization == Settings().gpu_memory_utilization
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "kv_memory"),
-    [("--num-blocks", "--kv-memory"), ("PAGEGLASS_NUM_BLOCKS", "PAGEGLASS_KV_MEMORY")],
+    ("first", "second"),
+    [
+        ("--kv-memory", "--num-blocks"),
+        ("PAGEGLASS_KV_MEMORY", "PAGEGLASS_NUM_BLOCKS"),
+        ("--gpu-memory-utilization", "--kv-memory"),
+        ("--gpu-memory-utilization", "--num-blocks"),
+    ],
 )
-def test_two_flags_or_two_variables_that_are_rivals_are_both_named(num_blocks: str, kv_memory: str) -> None:
-    with pytest.raises(ConfigError, match=f"{kv_memory} and {num_blocks} are both given"):
-        make_settings(
-            {"num_blocks": 4, "kv_memory": 2**20}, {"num_blocks": num_blocks, "kv_memory": kv_memory}
-        )
+def test_two_flags_or_two_variables_that_are_rivals_are_both_named(first: str, second: str) -> None:
+    values = {"num_blocks": 4, "kv_memory": 2**20, "gpu_memory_utilization": 0.5}
+    sources = {
+        source.lower().removeprefix("pageglass_").removeprefix("--").replace("-", "_"): source
+        for source in (first, second)
+    }
+    with pytest.raises(ConfigError, match=f"{first} and {second} are both given; both size the KV cache"):
+        make_settings({name: values[name] for name in sources}, sources)
+
+
+def test_limits_that_nobody_asks_for_are_left_to_the_device() -> None:
+    config = Settings().make_engine_config()
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (AS_SUITS, AS_SUITS)
+    config = Settings(max_num_seqs=3, max_num_batched_tokens=9).make_engine_config()
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (3, 9)
+    shown = {setting.name: setting.shown_default for setting in SETTINGS}
+    assert shown["max_num_seqs"] == "64; 256 on a GPU"
+    assert shown["max_num_batched_tokens"] == "256; 8192 on a GPU"
+
+
+def test_how_the_model_is_run_is_what_is_set() -> None:
+    options = Settings(
+        attention="varlen",
+        tensor_parallel_size=2,
+        gpu_memory_utilization=0.5,
+        async_scheduling="off",
+        cuda_graphs="off",
+    ).run_options
+    assert (options.attention, options.tensor_parallel_size) == ("varlen", 2)
+    assert options.gpu_memory_utilization == 0.5
+    assert (options.async_scheduling, options.cuda_graphs) == (False, False)
+    assert Settings().run_options == RunOptions()
+
+
+def test_several_processes_do_not_go_with_memory_to_swap_to() -> None:
+    sources = {"tensor_parallel_size": "--tensor-parallel-size", "swap_memory": "PAGEGLASS_SWAP_MEMORY"}
+    message = "--tensor-parallel-size and PAGEGLASS_SWAP_MEMORY are both given"
+    with pytest.raises(ConfigError, match=message):
+        make_settings({"tensor_parallel_size": 2, "swap_memory": 2**20}, sources)
+    assert make_settings({"tensor_parallel_size": 1, "swap_memory": 2**20}, sources).swap_memory == 2**20
 
 
 def test_classes_replace_the_default_ones_from_flags_and_from_the_environment() -> None:

@@ -1,8 +1,11 @@
 """One copy a step: what is uploaded lies where it did before, and nothing is overwritten on its way."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from engine.runner.staging import Staging, padded_bytes
 from tests.support.fake_device import FakeDevice
@@ -11,7 +14,7 @@ from tests.support.fake_device import FakeDevice
 def test_arrays_come_back_in_their_shapes_and_types() -> None:
     device = FakeDevice()
     staging = Staging(device, 1000)
-    arrays = [
+    arrays: list[NDArray[Any]] = [
         np.arange(5, dtype=np.int32),
         np.array([1.5, -2.0], np.float64),
         np.zeros(0, np.int64),
