@@ -14,7 +14,7 @@ from bench.common import percentile, print_table, versions
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.records import BatchEntry, BlockOp, StepRecord, StepResult
-from engine.runner.base import ModelRunnerOutput
+from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import SchedulerOutput
 from engine.sequence import EngineRequest
@@ -26,7 +26,7 @@ OUTPUT_TOKENS = 256
 REPEATS = 20
 
 
-class InstantRunner:
+class InstantRunner(LocalRunner):
     """A model that answers at once."""
 
     vocab_size = 1000

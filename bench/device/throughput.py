@@ -1,222 +1,118 @@
-"""Decode and prefill speed of a SmolLM2-sized model with random weights, against the memory's own speed.
+"""Tokens per second of the engine on models of real shapes, against the roofline.
 
-Prints one JSON object. Nothing is asserted: figures are read, not tested. Run it through `check.sh`, or
-here with `--device cpu --num-layers 2` to see that it works.
+256 requests at once with prompts and answers of 100 to 1,024 tokens, through scheduler, run-ahead and CUDA
+graphs, as `pageglass serve` runs them but without the HTTP server. Then the same prompts with one token each:
+the speed of prefill. What the time does not suffice for is left out and said so.
 """
 
-import argparse
-import importlib.util
+import gc
 import json
-import platform
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import statistics
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from engine.model.config import ModelConfig, RopeScaling
-from engine.model.decoder import Decoder, DecoderWeights, LayerWeights
-from engine.model.layers import Linear
-from engine.runner.torch_runner import TorchRunner
-from engine.sampling_params import SamplingParams
-from engine.scheduling.output import ScheduledSequence, SchedulerOutput
-from engine.sequence import EngineRequest, Sequence
+from bench.costs import ModelCosts
+from bench.device.ceilings import Ceilings, ceilings_of
+from bench.device.engines import Run, drive, make_core, make_decoder, make_device, make_runner, way_of
+from bench.device.floors import costs_of, floors_s, is_full_decode
+from bench.device.load import engine_config, load_of, shortened, sweep
+from bench.device.part import Clock, Findings, Options, parse
+from bench.device.shapes import Maker, decoder_weights, list_shapes, make_tensors
+from bench.device.timing import wait_for
+from engine.model.config import ModelConfig
 
-SMOLLM2 = ModelConfig(
-    architecture="llama",
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    max_position=8192,
-    rope_theta=100_000.0,
-    rope_scaling=RopeScaling(),
-    rms_norm_eps=1e-5,
-    tied_embeddings=True,
-    qkv_bias=False,
-    output_bias=False,
-    qk_norm=False,
-    eos_token_ids=frozenset({2}),
-)
-BLOCK_SIZE = 16
-CONTEXT = 512
-DECODE_BATCHES = (1, 16, 64, 256)
-PREFILL_TOKENS = 4096
-GENERATED = 64
-WARM_UPS, REPEATS = 3, 10
-COPY_BYTES = 1 << 30
+_WARM_UP_SHARE = 0.5
+_WARM_UP_TOKENS = 4
+
+
+def measure(options: Options, config: ModelConfig, ceilings: Ceilings, clock: Clock) -> dict[str, Any]:
+    """Return the figures of one shape."""
+    load = load_of(is_tiny=options.is_tiny)
+    prompts = load.prompts(config.vocab_size)
+    limits = engine_config(load, prompts)
+    dtype = torch.bfloat16 if options.is_cuda else torch.float32
+    way = way_of(is_tiny=options.is_tiny)
+    with torch.inference_mode():
+        weights = decoder_weights(config, make_tensors(config, Maker(torch.device(options.device), dtype)))
+        decoder = make_decoder(config, weights, limits.max_model_len, way.attention)
+    runner = make_runner(decoder, limits, way, make_device(options.device))
+    warm_up = Clock(_WARM_UP_SHARE * clock.left_s)
+    warmed = [
+        drive(make_core(limits, runner), sweep(load.num_requests), warm_up),
+        drive(make_core(limits, runner), shortened(prompts, _WARM_UP_TOKENS), warm_up),
+    ]
+    costs = costs_of(config)
+    prefill = drive(make_core(limits, runner), shortened(prompts, 1), clock)
+    num_taken, num_dropped = runner.num_taken, runner.num_dropped
+    run = drive(make_core(limits, runner), prompts, clock)
+    wait_for(options.device)
+    return {
+        "way": str(way),
+        "num_requests": load.num_requests,
+        "warm_up_s": sum(each.seconds for each in warmed),
+        "is_warm": all(each.is_complete for each in warmed),
+        **describe(run, costs, ceilings, load.num_requests),
+        "taken_from_run_ahead": runner.num_taken - num_taken,
+        "dropped_by_run_ahead": runner.num_dropped - num_dropped,
+        "prefill": describe_prefill(prefill, costs, ceilings),
+    }
+
+
+def describe(run: Run, costs: ModelCosts, ceilings: Ceilings, num_seqs: int) -> dict[str, Any]:
+    """Return the figures of a run: of all of it, and of its steps that only decoded, with a full batch."""
+    if not run.records:
+        return {"is_complete": False, "output_tokens": 0}
+    floors = floors_s(costs, run.records, ceilings)
+    full = [index for index, record in enumerate(run.records) if is_full_decode(record, num_seqs)]
+    figures: dict[str, Any] = {
+        "is_complete": run.is_complete,
+        "num_steps": len(run.records),
+        "output_tokens": run.num_tokens,
+        "seconds": run.seconds,
+        "output_tok_s": run.num_tokens / run.seconds,
+        "roofline_percent": 100 * sum(floors) / run.seconds,
+        "full_decode_steps": len(full),
+    }
+    if full:
+        took_s = sum(run.step_s[index] for index in full)
+        floor_s = sum(floors[index] for index in full)
+        figures |= {
+            "full_decode_ms": 1e3 * statistics.median(run.step_s[index] for index in full),
+            "full_decode_floor_ms": 1e3 * statistics.median(floors[index] for index in full),
+            "full_decode_roofline_percent": 100 * floor_s / took_s,
+        }
+    return figures
+
+
+def describe_prefill(run: Run, costs: ModelCosts, ceilings: Ceilings) -> dict[str, Any]:
+    """Return the figures of a run that computes prompts."""
+    if not run.records:
+        return {"is_complete": False, "tokens": 0}
+    num_tokens = sum(entry.num_scheduled for record in run.records for entry in record.batch)
+    return {
+        "is_complete": run.is_complete,
+        "tokens": num_tokens,
+        "seconds": run.seconds,
+        "tok_s": num_tokens / run.seconds,
+        "roofline_percent": 100 * sum(floors_s(costs, run.records, ceilings)) / run.seconds,
+    }
 
 
 def main() -> None:
-    """Measure and print."""
-    options = _parse()
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    config = replace(SMOLLM2, num_layers=options.num_layers)
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        decoder = Decoder(config, _random_weights(config, dtype, device), config.max_position)
-        num_blocks = max(DECODE_BATCHES) * (CONTEXT // BLOCK_SIZE) + PREFILL_TOKENS // BLOCK_SIZE
-        runner = TorchRunner(decoder, num_blocks=num_blocks, block_size=BLOCK_SIZE, eos_token_ids=frozenset())
-        copy_bytes_per_s = _measure_copy(device)
-        report = {
-            "versions": _versions(device),
-            "model": {"num_layers": config.num_layers, "dtype": options.dtype},
-            "copy_gb_per_s": round(copy_bytes_per_s / 1e9, 1),
-            "decode": [_decode(runner, config, dtype, n, copy_bytes_per_s) for n in DECODE_BATCHES],
-            "prefill": _prefill(runner),
-            "transformers": _measure_transformers(config, device, dtype),
-        }
-    print(json.dumps(report, indent=1))
-
-
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--num-layers", type=int, default=SMOLLM2.num_layers)
-    return parser.parse_args()
-
-
-def _versions(device: torch.device) -> dict[str, str]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": str(torch.version.cuda),
-        "device": name,
-    }
-
-
-def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    def random(*shape: int) -> Tensor:
-        return (torch.randn(shape, device=device) * 0.02).to(dtype)
-
-    hidden, mlp = config.hidden_size, config.intermediate_size
-    query = config.num_heads * config.head_dim
-    norm = torch.ones(hidden, dtype=dtype, device=device)
-    layers = [
-        LayerWeights(
-            attn_norm=norm,
-            qkv=Linear(random(query + 2 * config.kv_size, hidden)),
-            output=Linear(random(hidden, query)),
-            mlp_norm=norm,
-            gate_up=Linear(random(2 * mlp, hidden)),
-            down=Linear(random(hidden, mlp)),
-        )
-        for _ in range(config.num_layers)
-    ]
-    embedding = random(config.vocab_size, hidden)
-    return DecoderWeights(embedding=embedding, layers=layers, norm=norm, head=Linear(embedding))
-
-
-def _measure(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of one run."""
-    times = []
-    for _ in range(WARM_UPS + REPEATS):
-        _wait(device)
-        started = time.perf_counter()
-        run()
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return sorted(times[WARM_UPS:])[REPEATS // 2]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _measure_copy(device: torch.device) -> float:
-    """Return how many bytes per second a copy reads and writes: what memory can do here."""
-    size = COPY_BYTES if device.type == "cuda" else COPY_BYTES // 8
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / _measure(lambda: target.copy_(source), device)
-
-
-def _make_share(first_block: int, computed: int, count: int) -> ScheduledSequence:
-    params = SamplingParams(temperature=0.0)
-    total = computed + count
-    request = EngineRequest(request_id="r", prompt_token_ids=[1] * total, sampling_params=params)
-    sequence = Sequence(0, request, max_tokens=1)
-    sequence.block_table = list(range(first_block, first_block - (-total // BLOCK_SIZE)))
-    return ScheduledSequence(sequence, computed, count)
-
-
-def _decode(
-    runner: TorchRunner, config: ModelConfig, dtype: torch.dtype, num_seqs: int, copy_bytes_per_s: float
-) -> dict[str, Any]:
-    blocks = CONTEXT // BLOCK_SIZE
-    shares = [_make_share(i * blocks, CONTEXT - 1, 1) for i in range(num_seqs)]
-    output = SchedulerOutput(shares)
-    seconds = _measure(lambda: runner.execute(output), runner.device)
-    layer = config.hidden_size * (2 * config.num_heads * config.head_dim + 2 * config.kv_size)
-    layer += 3 * config.hidden_size * config.intermediate_size
-    weights = config.num_layers * layer + config.vocab_size * config.hidden_size
-    least_bytes = weights * dtype.itemsize + num_seqs * CONTEXT * config.kv_bytes_per_token(dtype.itemsize)
-    return {
-        "num_seqs": num_seqs,
-        "context": CONTEXT,
-        "step_ms": round(seconds * 1e3, 3),
-        "tokens_per_s": round(num_seqs / seconds, 1),
-        "least_bytes": least_bytes,
-        "share_of_memory_roofline": round(least_bytes / copy_bytes_per_s / seconds, 4),
-    }
-
-
-def _prefill(runner: TorchRunner) -> dict[str, Any]:
-    output = SchedulerOutput([_make_share(0, 0, PREFILL_TOKENS)])
-    seconds = _measure(lambda: runner.execute(output), runner.device)
-    return {
-        "tokens": PREFILL_TOKENS,
-        "ms": round(seconds * 1e3, 2),
-        "tokens_per_s": round(PREFILL_TOKENS / seconds, 1),
-    }
-
-
-def _measure_transformers(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Measure `generate` of the same shape, batch and length, where transformers is installed."""
-    if importlib.util.find_spec("transformers") is None:
-        return {"skipped": "not installed"}
-    import transformers  # noqa: PLC0415 - optional on a device machine
-
-    hf_config = transformers.LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        max_position_embeddings=config.max_position,
-        tie_word_embeddings=True,
-    )
-    model: Any = transformers.LlamaForCausalLM(hf_config).to(device, dtype).eval()
-    num_seqs = 64 if device.type == "cuda" else 2
-    prompts = torch.ones((num_seqs, CONTEXT), dtype=torch.int64, device=device)
-
-    def generate(num_tokens: int) -> Callable[[], object]:
-        settings = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens, "do_sample": False}
-        return lambda: model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings)
-
-    generate(2)()
-    started = time.perf_counter()
-    generate(1)()
-    _wait(device)
-    prefilled = time.perf_counter()
-    generate(GENERATED + 1)()
-    _wait(device)
-    seconds = time.perf_counter() - prefilled - (prefilled - started)
-    return {
-        "version": transformers.__version__,
-        "num_seqs": num_seqs,
-        "decode_tokens_per_s": round(num_seqs * GENERATED / seconds, 1),
-        "step_ms": round(seconds / GENERATED * 1e3, 3),
-    }
+    """Measure each shape in its share of the time."""
+    options = parse(__doc__)
+    clock, findings = Clock(options.limit_s), Findings(options.json)
+    ceilings = ceilings_of(options)
+    shapes = list_shapes(is_tiny=options.is_tiny)
+    for number, (name, config) in enumerate(shapes.items()):
+        share = Clock(clock.left_s / (len(shapes) - number))
+        figures = measure(options, config, ceilings, share)
+        findings.put(name, figures)
+        print(f"{name}: {json.dumps(figures)}")
+        gc.collect()
+        if options.is_cuda:
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
