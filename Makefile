@@ -9,6 +9,8 @@ ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT='$(CURDIR)/constraints.txt' PIP_DISABLE_PIP_VERSION_CHECK=1 $(PY) -m pip install
+# A CUDA build of PyTorch brings the Triton that belongs to it, and would not go with a constraint on another.
+TRITON := triton==3.6.0
 RUNTIME := $(VENV)/.pageglass-runtime
 DEV := $(VENV)/.pageglass-dev
 
@@ -92,5 +94,6 @@ $(RUNTIME): pyproject.toml constraints.txt
 
 $(DEV): $(RUNTIME)
 	@echo "Installing the development tools into $(VENV) ..."
+	@$(PY) -c 'import triton' 2>/dev/null || [ "$$(uname -sm)" != 'Linux x86_64' ] || $(PIP) -qq '$(TRITON)'
 	@$(PIP) -qq --editable '.[dev]'
 	@touch $@

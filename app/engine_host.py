@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from app.engine_thread import (
-    Abort,
-    AppliedPolicies,
-    EngineThread,
-    Load,
-    SetPolicies,
-    StopChoice,
-    Submit,
-    ThreadEvents,
-)
+from app.engine_commands import Abort, AppliedPolicies, SetPolicies, StopChoice, Submit
+from app.engine_thread import EngineThread, Load, ThreadEvents
 from app.errors import RETRY_AFTER_S, UnavailableError
 from app.request_stream import RequestStream, StreamFailure
 from engine.config import EngineConfig
@@ -86,6 +78,7 @@ class EngineHost:
         self.status = HostStatus.LOADING
         self.progress: LoadProgress | StartProgress | None = StartProgress()
         self.error: str | None = None
+        self._told_error: str | None = None
         self.config: EngineConfig | None = None
         self.info: EngineInfo | None = None
         self.tokenizer: Tokenizer | None = None
@@ -126,13 +119,14 @@ class EngineHost:
     @property
     def num_open(self) -> int:
         """Requests that have not ended, those included that the engine does not have yet."""
-        return len(self._streams) + len(self._preparing)
+        # Whoever waits for admission is still preparing.
+        return len(self._streams.keys() - self._admissions.keys()) + len(self._preparing)
 
     def check_available(self) -> None:
         """Raise `UnavailableError` unless requests can be taken now."""
         if self.status is HostStatus.FAILED:
             raise UnavailableError(
-                f"The engine has failed and takes no requests: {self.error}",
+                f"The engine has failed and takes no requests: {self._told_error}",
                 code="engine_failed",
                 retry_after_s=None,
             )
@@ -312,9 +306,12 @@ class EngineHost:
             self.status = HostStatus.READY
         self._notify_status()
 
-    def _on_failed(self, error: str) -> None:
+    def _on_failed(self, error: str, told: str) -> None:
+        self.progress = None
+        self._is_starting_over = False
+        self._told_error = told
         self._set_status(HostStatus.FAILED, error)
-        self._close_streams(StreamFailure("engine_error", error))
+        self._close_streams(StreamFailure("engine_error", told))
 
     def _on_lost(self) -> None:
         """Take requests, which wait, but do not count as ready while a part of the engine is loaded again."""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from app.engine_commands import Abort, AppliedPolicies, Command, SetPolicies, StopChoice, Submit, Wake
 from app.errors import InterruptedAnswerError
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, RankError
 from engine.records import Policies, Stalled, StepResult
-from engine.sequence import EngineRequest
 
 if TYPE_CHECKING:  # these modules import torch, which only `load` may do, in the engine thread
     from engine.loading import LoadedEngine, LoadProgress
@@ -43,67 +43,19 @@ MAX_CHECKED_BLOCKS = 2**17
 
 MAX_FAILURES = 3
 FAILURE_WINDOW_S = 60.0
-"""So many failed steps within so many seconds end the engine for good."""
+"""So many failures, in steps or between them, within so many seconds end the engine for good."""
 
 _STOPPED = "The engine has stopped."
 
 STEP_FAILED = "The engine failed while computing; the log says why."
 """What clients are told: the exception's own text is for the operator."""
 
-GIVEN_UP = "A step failed and the engine could not start over; the log says why."
+GIVEN_UP = "The engine failed and could not start over; the log says why."
+
+TOO_MANY_FAILURES = f"The engine failed {MAX_FAILURES} times within a minute; the log says why."
 
 Load = Callable[[Callable[["LoadProgress"], None]], "LoadedEngine"]
 """Builds the engine, in the engine thread; it reports how far it is."""
-
-
-@dataclass(frozen=True)
-class Submit:
-    """Queue all choices of one request, or none if one is refused; `admitted` tells which."""
-
-    requests: list[EngineRequest]
-    admitted: asyncio.Future[None]
-
-
-@dataclass(frozen=True)
-class Abort:
-    """End a request."""
-
-    request_id: str
-
-
-@dataclass(frozen=True)
-class StopChoice:
-    """End one choice as complete."""
-
-    request_id: str
-    choice_index: int
-
-
-@dataclass(frozen=True)
-class SetPolicies:
-    """Decide by other policies: `changes` by field of `Policies`, the others stay as they are.
-
-    `applied` gets those that are then in force, once the record that says so has been handed over.
-    """
-
-    changes: dict[str, str]
-    applied: "asyncio.Future[AppliedPolicies]"
-
-
-@dataclass(frozen=True)
-class AppliedPolicies:
-    """What is in force from step `step` on."""
-
-    policies: Policies
-    step: int
-
-
-@dataclass(frozen=True)
-class _Wake:
-    """Ends an idle wait, nothing else."""
-
-
-Command = Submit | Abort | StopChoice | SetPolicies | _Wake
 
 
 @dataclass(frozen=True)
@@ -115,8 +67,8 @@ class ThreadEvents:
     """With the seconds that loading took."""
     on_results: Callable[[list[tuple[StepResult, str | None]]], None]
     """With what clients are told, where a step failed and ended everything."""
-    on_failed: Callable[[str], None]
-    """The engine is gone for good."""
+    on_failed: Callable[[str, str], None]
+    """The engine is gone for good: why, for the operator, and what clients are told of it."""
     on_lost: Callable[[], None] = lambda: None
     """The engine has lost something that it gets back now; it takes as long as loading."""
     on_found: Callable[[], None] = lambda: None
@@ -124,7 +76,7 @@ class ThreadEvents:
 
 
 class LoadAbandonedError(EngineError):
-    """The server stops while the model is still loading."""
+    """The server stops while the model, or a lost part of it, is still loading."""
 
 
 class EngineThread:
@@ -174,7 +126,7 @@ class EngineThread:
     async def stop(self, timeout_s: float) -> None:
         """End the thread after the step that it is in; gives up waiting after `timeout_s`."""
         self._stopping.set()
-        self._commands.put(_Wake())
+        self._commands.put(Wake())
         with self._outbox_changed:
             self._outbox_changed.notify_all()
         if self._thread is not None:
@@ -208,7 +160,7 @@ class EngineThread:
             self._end_commands(core)
         except Exception as error:
             logger.exception("The engine thread ended with %s", type(error).__name__)
-            self._post(self._events.on_failed, STEP_FAILED)
+            self._give_up(STEP_FAILED)
         finally:
             self._end_commands(None)
             if core is not None:
@@ -221,20 +173,27 @@ class EngineThread:
         except LoadAbandonedError:
             return None
         except EngineError as error:
-            self._post(self._events.on_failed, str(error))
+            self._give_up(str(error))
             return None
         except Exception as error:
             logger.exception("Loading the model failed")
-            self._post(self._events.on_failed, f"Loading the model failed: {_describe(error)}")
+            self._give_up(f"Loading the model failed: {_describe(error)}")
             return None
         self.heartbeat_s = time.monotonic()
         self._post(self._events.on_loaded, loaded, self.heartbeat_s - started_s)
         return loaded.core
 
     def _report_progress(self, progress: "LoadProgress") -> None:
+        self._check_wanted()
+        self._post(self._events.on_progress, progress)
+
+    def _check_wanted(self) -> None:
+        """Raise if the server stops: what is being loaded is not wanted any more."""
         if self._stopping.is_set():
             raise LoadAbandonedError("The server stops.")
-        self._post(self._events.on_progress, progress)
+
+    def _give_up(self, error: str, told: str | None = None) -> None:
+        self._post(self._events.on_failed, error, error if told is None else told)
 
     def _turn(self, core: EngineCore) -> bool:
         """Take waiting commands and run one step; whether the engine goes on."""
@@ -246,10 +205,10 @@ class EngineThread:
                 self._emit(result)
             self._check_when_idle(core)
         except RankError as error:  # says all; any other error is looked for in the code
-            logger.warning("%s Open requests end, the engine starts over", error)
+            logger.warning("%s Open requests end", error)
             return self._recovers(core, error)
         except Exception as error:
-            logger.exception("A step failed; its requests end, the engine starts over")
+            logger.exception("A step failed; its requests end")
             return self._recovers(core, error)
         return True
 
@@ -259,7 +218,7 @@ class EngineThread:
         if is_lost:
             self._post(self._events.on_lost)
         self._emit(_end_all(core, type(error).__name__), STEP_FAILED)
-        is_ready = self._starts_over(core) and self._may_go_on()
+        is_ready = self._may_go_on() and self._starts_over(core)
         self.heartbeat_s = time.monotonic()  # before the loop hears of it: starting over is no silence
         if is_lost and is_ready:
             self._post(self._events.on_found)
@@ -267,11 +226,18 @@ class EngineThread:
 
     def _starts_over(self, core: EngineCore) -> bool:
         """Make the engine ready for requests again, once all ends have been told; whether it is."""
+        logger.info("The engine starts over")
         try:
-            core.reset_runner()
+            core.reset_runner(self._check_wanted)
+        except LoadAbandonedError:
+            return False
+        except RankError as error:
+            logger.error("%s The engine could not start over; it is given up", error)  # noqa: TRY400 - says all
+            self._give_up(f"The engine failed and could not start over: {error}", GIVEN_UP)
+            return False
         except Exception:
-            logger.exception("The engine could not start over after a failed step; it is given up")
-            self._post(self._events.on_failed, GIVEN_UP)
+            logger.exception("The engine could not start over after a failure; it is given up")
+            self._give_up(GIVEN_UP)
             return False
         return True
 
@@ -284,10 +250,14 @@ class EngineThread:
             core.check_integrity()
 
     def _may_go_on(self) -> bool:
+        """Note a failure; whether the engine is still wanted, and has not failed too often."""
+        if self._stopping.is_set():
+            return False
         self._failures.append(time.monotonic())
         if len(self._failures) < MAX_FAILURES or self._failures[-1] - self._failures[0] > FAILURE_WINDOW_S:
             return True
-        self._post(self._events.on_failed, f"{MAX_FAILURES} steps failed within a minute; the log says why.")
+        logger.error("The engine failed %d times within a minute; it is given up", MAX_FAILURES)
+        self._give_up(TOO_MANY_FAILURES)
         return False
 
     def _take_commands(self, core: EngineCore) -> None:
@@ -331,7 +301,7 @@ class EngineThread:
                 core.abort(request_id)
             case StopChoice(request_id, choice_index):
                 core.stop(request_id, choice_index)
-            case _Wake():
+            case Wake():
                 pass
 
     def _try(self, awaited: "asyncio.Future[Any]", action: Callable[[], None]) -> bool:

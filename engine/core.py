@@ -114,12 +114,14 @@ class EngineCore:
         self.scheduler = fresh
         return self._take_result(RecordKind.CONTROL, self._wall_ns(), (0, 0, 0, 0), SchedulerOutput())
 
-    def reset_runner(self) -> None:
-        """Have the runner forget what it had before `fail_all`, unless it has; no step runs before that.
+    def reset_runner(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Have the runner get back what it has lost and forget what it had before `fail_all`, unless it has.
 
-        Raises whatever the runner raises if it cannot be used any more.
+        No step runs before that. Calls `on_wait` while it takes long. Raises what `on_wait` raises, and
+        whatever the runner raises if it cannot be used any more.
         """
         if self._is_runner_stale:
+            self.runner.recover(on_wait)
             self.runner.reset()
             self._is_runner_stale = False
 

@@ -131,7 +131,7 @@ def load_engine(request: LoadRequest, on_progress: Callable[[LoadProgress], None
     reporter.enter("header")
     files = open_model(request.model_path)
     refuse_host_tier(request, request.swap_memory_bytes or request.config.num_host_blocks)
-    plan = choose_plan(request, files, find_gpus=lambda: _find_gpus(request.device))
+    plan = choose_plan(request, files, find_gpus=lambda: _find_gpus(request))
     # The tokenizer's part is imports and parsing on one core; the weights' part leaves the interpreter free.
     with ThreadPoolExecutor(1, "tokenizer-loader") as pool:
         pending = pool.submit(load_tokenizer, files, request.cache_dir)
@@ -271,13 +271,13 @@ def _replace_plan(request: LoadRequest, files: ModelFiles, error: KernelsUnavail
     return replace(plan, note=f"{error} The plain torch path serves instead, several times slower.")
 
 
-def _find_gpus(device: str) -> Gpus:
+def _find_gpus(request: LoadRequest) -> Gpus:
     """Return what torch finds. It is not asked where there is no sign of a GPU, unless one is wanted."""
-    if device != "cuda" and not may_have_gpu():
+    if request.device != "cuda" and not may_have_gpu():
         return Gpus()
     from engine.runner.torch_facts import find_gpus  # noqa: PLC0415 - imports torch
 
-    return find_gpus()
+    return find_gpus(request.tensor_parallel_size)
 
 
 def _measure_costs(runner: _WarmRunner, config: EngineConfig) -> EngineConfig:

@@ -183,7 +183,7 @@ def _plan_cuda(options: RunOptions, gpus: Gpus) -> RunPlan:
 def _plan_cpu(options: RunOptions, files: ModelFiles) -> RunPlan:
     _refuse_on_cpu(options)
     if options.kernels == TORCH or options.needs_torch is not None:
-        return _plan_torch(options, "cpu", "fp32")
+        return replace(_plan_torch(options, "cpu", "fp32"), note=_note_processes(options))
     if options.kernels == AUTO and options.dtype == "fp32" and options.kv_dtype == AUTO:
         # Natively the KV cache would be rounded; who asks for fp32 wants exact numbers.
         return _plan_torch(options, "cpu", "fp32")
@@ -194,6 +194,17 @@ def _plan_cpu(options: RunOptions, files: ModelFiles) -> RunPlan:
         raise ConfigError(f"{options.needs_kernels} cannot be had: {obstacle}.")
     plan = _plan_torch(options, "cpu", "fp32")
     return replace(plan, note=f"The plain torch path serves, several times slower: {obstacle}.")
+
+
+def _note_processes(options: RunOptions) -> str | None:
+    """Return what several processes cost, unless something else asks for torch, too."""
+    asks_for_torch = options.kernels == TORCH or options.attention != AUTO or options.dtype == "fp32"
+    if options.tensor_parallel_size == 1 or asks_for_torch:
+        return None
+    return (
+        f"The plain torch path serves, several times slower: tensor_parallel_size is "
+        f"{options.tensor_parallel_size}, but the native kernels are for a single process."
+    )
 
 
 def _refuse_on_cpu(options: RunOptions) -> None:

@@ -20,6 +20,7 @@ from app.realtime.hub import MAX_INBOUND_BYTES
 from app.security import MAX_HEADER_BYTES
 from app.settings import Settings
 from engine.errors import ModelError
+from engine.parallel.running import kill_ranks
 from engine.runner.copying_thread import end_copying
 
 CLOSE_TIMEOUT_S = 5
@@ -82,8 +83,7 @@ class Server(uvicorn.Server):
         and did is a success.
         """
         if self.should_exit and sig == signal.SIGINT:
-            sys.stdout.flush()
-            os._exit(EXIT_INTERRUPTED)
+            _end_at_once(EXIT_INTERRUPTED)
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._host.begin_drain)
@@ -134,8 +134,14 @@ def run_server(settings: Settings, sockets: list[socket.socket], url: str) -> No
 def _end_without(what: str) -> NoReturn:
     """End the process, which would wait for something that does not end."""
     click.echo(f"pageglass: {what}; the process ends without it.", err=True)
+    _end_at_once(1)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End the process and its ranks: one that is stopped would not see that this process is gone."""
+    kill_ranks()
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(code)
 
 
 def _say(text: str) -> None:

@@ -67,6 +67,7 @@ class Decoder:
         `config` is that of the whole model, `weights` those of the group's share.
         """
         self.config = config
+        self.num_positions = num_positions
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         if arithmetic is None:

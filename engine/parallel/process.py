@@ -11,6 +11,7 @@ from typing import IO, cast
 import msgspec
 
 from engine.parallel.messages import RankReport, Stage, write_frame
+from engine.parallel.running import running
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class RankProcess:
             raise
         finally:
             os.close(writer)
+        running.add(self._process)
 
     @property
     def pid(self) -> int:
@@ -99,7 +101,8 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             return "it has closed its pipe"
         if code < 0:
-            return f"it was ended by {signal.Signals(-code).name}"
+            hint = " (the system does that when memory runs out)" if -code == signal.SIGKILL else ""
+            return f"it was ended by {signal.Signals(-code).name}{hint}"
         return f"it ended with code {code}"
 
     def close(self) -> None:
@@ -111,3 +114,4 @@ class RankProcess:
         except subprocess.TimeoutExpired:
             logger.warning("Rank %d (process %d) was killed, but does not end", self.rank, self.pid)
         os.close(self.reports)
+        running.discard(self._process)

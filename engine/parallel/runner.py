@@ -10,6 +10,7 @@ runner = TensorParallelRunner(team, config, weights, pool, eos_token_ids)
 """
 
 import weakref
+from collections.abc import Callable
 
 from engine.errors import EngineInvariantError
 from engine.model.config import ModelConfig
@@ -41,7 +42,7 @@ class TensorParallelRunner:
         """
         self._team = team
         weakref.finalize(self, team.close)
-        self._block_size = pool.block_size
+        self._max_warm_up_tokens = min(pool.block_size, pool.num_positions)
         try:
             dtype, device = weights.embedding.dtype, weights.embedding.device
             arithmetic = make_arithmetic(team.spec.attention, config, dtype, device, team.group)
@@ -62,13 +63,13 @@ class TensorParallelRunner:
 
     @property
     def loss(self) -> str | None:
-        """Why it cannot compute before `reset`: a rank is gone, or they are out of step."""
+        """Why it cannot compute before `recover`: a rank is gone, or they are out of step."""
         return self._team.loss
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute all scheduled tokens on all ranks, sample where `needs_sampling`.
 
-        Raises `RankError` if a rank is lost; whatever it raises, only `reset` helps then.
+        Raises `RankError` if a rank is lost; whatever it raises, only `recover` helps then.
         """
         if not scheduler_output.scheduled:
             return self._inner.execute(scheduler_output)
@@ -82,7 +83,7 @@ class TensorParallelRunner:
         """
         self._limit_s = self._team.spec.limits.load_s
         try:
-            warm_up(self, self._block_size)
+            warm_up(self, self._max_warm_up_tokens)
         except BaseException:
             self._team.close()
             raise
@@ -94,14 +95,18 @@ class TensorParallelRunner:
         raise EngineInvariantError("several ranks have no host tier")
 
     def reset(self) -> None:
-        """Forget all KV; start all other ranks over if one is lost, which takes as long as loading does.
+        """Forget all KV."""
+        self._inner.reset()
 
-        Raises `RankError` if that fails.
+    def recover(self, on_wait: Callable[[], None]) -> None:
+        """Start all other ranks over if one is lost, which takes as long as loading does.
+
+        Calls `on_wait` while they load, which may raise. Raises `RankError` if it fails; none is left
+        then.
         """
         if self._team.loss is not None:
-            self._team.restart()
+            self._team.restart(on_wait)
             self.warm_up()
-        self._inner.reset()
 
     def close(self) -> None:
         """End all other ranks; when this returns, nothing of them is left."""

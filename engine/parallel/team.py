@@ -168,13 +168,16 @@ class Team:
         finally:
             monitor.end_step()
 
-    def restart(self) -> None:
-        """End whatever is left and start again, with the same pool. Raises `RankError`; none is left then."""
+    def restart(self, on_wait: Callable[[], None]) -> None:
+        """End whatever is left and start again, with the same pool; calls `on_wait` while the ranks load.
+
+        Raises `RankError`, and what `on_wait` raises; no rank is left then.
+        """
         assert self._pool is not None, "never connected"
         self.close()
         try:
             self.start()
-            self.wait_until_loaded(_wait)
+            self.wait_until_loaded(on_wait)
             self.connect(self._pool)
         except BaseException:
             self.close()

@@ -1,5 +1,6 @@
 """What the engine core needs of a model: one call a step."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -29,7 +30,7 @@ class ModelRunner(Protocol):
 
     @property
     def loss(self) -> str | None:
-        """What it has lost and cannot compute without until a reset, also between steps; None: nothing."""
+        """What it has lost and cannot compute without until `recover`, also between steps; None: nothing."""
         ...
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -40,9 +41,13 @@ class ModelRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget all KV (after a failed step), once no copy is under way any more.
+        """Forget all KV (after a failed step), once no copy is under way any more."""
+        ...
 
-        Gets back what was lost, which may take as long as loading does.
+    def recover(self, on_wait: Callable[[], None]) -> None:
+        """Get back what was lost, if anything was, which may take as long as loading does.
+
+        Calls `on_wait` meanwhile; what that raises ends it, and what was lost stays lost.
         """
         ...
 
@@ -58,6 +63,9 @@ class LocalRunner:
     def loss(self) -> str | None:
         """Nothing can be lost."""
         return None
+
+    def recover(self, on_wait: Callable[[], None]) -> None:
+        """Nothing is to be had back."""
 
     def close(self) -> None:
         """Leave the end to the process: copies that are under way are ended there."""

@@ -9,10 +9,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from engine.runner.device import Device, Graph
+from engine.runner.smaller_steps import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class DecodeGraphs:
         started = time.perf_counter()
         try:
             self._graphs[bucket] = self._device.capture(work)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             self._is_full = True
             logger.warning("No memory for a CUDA graph for %d sequences: such steps go without one", bucket)
             return None

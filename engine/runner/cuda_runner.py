@@ -20,7 +20,6 @@ import torch
 
 from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
-from engine.model.sampler import UNDECIDED_TOKEN_ID, decide
 from engine.records import FAILED_TOKEN_ID
 from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.runner.copier import BlockCopier, BlockMemory
@@ -63,6 +62,7 @@ class CudaRunner(LocalRunner):
         self._launcher = Launcher(decoder, cache, device, sizes, captures_graphs=captures_graphs)
         self._computes_ahead = computes_ahead
         self._ahead: RunAhead | None = None
+        self._undecided: set[int] = set()
 
     @torch.inference_mode()
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -83,28 +83,28 @@ class CudaRunner(LocalRunner):
     def _compute(self, scheduled: list[ScheduledSequence]) -> list[int]:
         """Return a token for each scheduled sequence; queue what probably comes next before waiting."""
         done, self._ahead = self._ahead, None
+        taken = [entry for entry in scheduled if done is not None and done.has(entry)]
         rest = [entry for entry in scheduled if done is None or not done.has(entry)]
-        retried: dict[int, int] = {}
-        pending = [] if done is None else [done.pending]
-        if rest:
-            launched = self._try_launch([share_of(entry) for entry in rest])
-            if launched is not None:
-                pending.append(launched)
-            else:
-                if done is not None:
-                    done.pending.wait()  # before many launches use the buffers for results again
-                retried = self._retry(rest)
-        self._ahead = self._compute_ahead(scheduled)
+        launched = self._try_launch([share_of(entry) for entry in rest]) if rest else None
         sampled: dict[int, int] = {}
-        for tokens in pending:  # what was computed again counts more than what was computed ahead
-            sampled.update(tokens.wait())
-        sampled.update(retried)
+        undecided: set[int] = set()
+        if rest and launched is None:
+            if done is not None:
+                done.pending.wait()  # before many launches use the buffers for results again
+            sampled.update(self._retry(rest, undecided))
+        self._ahead = self._compute_ahead(scheduled)
         if done is not None:
-            self.num_taken += len(scheduled) - len(rest)
-            self.num_dropped += len(done.pending.wanted) - (len(scheduled) - len(rest))
-        for entry in scheduled:
-            if entry.needs_sampling and sampled[entry.sequence.seq_id] == UNDECIDED_TOKEN_ID:
-                sampled[entry.sequence.seq_id] = self._decide(entry)
+            sampled.update(done.pending.settle({entry.sequence.seq_id for entry in taken}))
+            undecided |= done.pending.undecided
+            self.num_taken += len(taken)
+            self.num_dropped += len(done.pending.wanted) - len(taken)
+        if launched is not None:
+            sampled.update(launched.settle({entry.sequence.seq_id for entry in rest}))
+            undecided |= launched.undecided
+        self._undecided = undecided
+        if self._ahead is not None:
+            for seq_id in undecided:
+                self._ahead.drop(seq_id)
         return [self._token_of(entry, sampled) for entry in scheduled]
 
     def _token_of(self, entry: ScheduledSequence, sampled: dict[int, int]) -> int:
@@ -116,6 +116,8 @@ class CudaRunner(LocalRunner):
         if not self._computes_ahead or self.copier.is_reading:
             return None
         shares = shares_ahead(scheduled, self._sizes.block_size)
+        # Whose last token the device could not decide, will hardly have its next one decided there.
+        shares = [share for share in shares if share.sequence.seq_id not in self._undecided]
         launched = self._try_launch(shares) if shares else None
         return None if launched is None else RunAhead(launched, self._sizes.block_size)
 
@@ -128,32 +130,28 @@ class CudaRunner(LocalRunner):
                 raise
             return None
 
-    def _retry(self, entries: list[ScheduledSequence]) -> dict[int, int]:
-        """Compute in smaller parts what was too much at once; return tokens by sequence."""
+    def _retry(self, entries: list[ScheduledSequence], undecided: set[int]) -> dict[int, int]:
+        """Compute in smaller parts what was too much at once; return tokens by sequence.
+
+        Adds the sequences to `undecided` whose tokens the device did not decide.
+        """
         logger.warning(
             "A step of %d sequences needs more memory than the GPU has left; in parts", len(entries)
         )
         self._device.free_unused()
 
         def compute(part: list[ScheduledSequence]) -> list[int]:
-            sampled = self._launcher.launch([share_of(entry) for entry in part]).wait()
+            launched = self._launcher.launch([share_of(entry) for entry in part])
+            sampled = launched.settle({entry.sequence.seq_id for entry in part})
+            undecided.update(launched.undecided)
             return [sampled.get(entry.sequence.seq_id, -1) for entry in part]
 
         token_ids = compute_smaller(entries, compute)
         return dict(zip((entry.sequence.seq_id for entry in entries), token_ids, strict=True))
 
-    def _decide(self, entry: ScheduledSequence) -> int:
-        """Find a token that the candidates did not decide: compute the row again and sort all of it."""
-        share = share_of(entry)
-        last = Share(share.sequence, share.end - 1, 1, is_wanted=True)
-        if self._ahead is not None:
-            self._ahead.drop(share.sequence.seq_id)
-        (token_id,) = decide(self._launcher.compute_logits(last), [share.make_draw()])
-        return token_id
-
     def warm_up(self) -> None:
         """Compute a few tokens, so that the first request finds all ready."""
-        warm_up(self, self._sizes.block_size)
+        warm_up(self, min(self._sizes.block_size, self._sizes.max_model_len))
 
     def measure_block_ns(self) -> float:
         """Return what copying a block to the host tier or back takes; overwrites the first blocks of both."""

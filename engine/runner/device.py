@@ -67,6 +67,8 @@ class CudaDevice:
         """Queue nothing."""
         self.torch_device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: libraries keep work space for each stream that they have seen.
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """Return pinned memory."""
@@ -88,13 +90,12 @@ class CudaDevice:
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Do the work once on the way: what is compiled at first use must not be so while capturing."""
-        side = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]  # torch's own
-        side.wait_stream(torch.cuda.current_stream(self.torch_device))
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream(self.torch_device))
+        with torch.cuda.stream(self._side):
             work()
-        torch.cuda.current_stream(self.torch_device).wait_stream(side)
+        torch.cuda.current_stream(self.torch_device).wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         # Graphs share memory: only one replays at a time, and what it gives is used before the next one.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
             result = work()
         return graph, result

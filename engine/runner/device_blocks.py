@@ -6,6 +6,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_PIECE_BYTES = 64 << 20
+"""torch rounds pinned memory up to a power of two: in one piece, a tier of 20 GiB would take 32."""
+
 
 class CopyStream(Protocol):
     """A queue of work on a device, beside the one that computes."""
@@ -48,18 +51,29 @@ class DeviceBlocks:
         self.num_blocks = len(pool)
         self.num_host_blocks = num_host_blocks
         self._pool = pool
-        self._host = torch.empty(
-            (num_host_blocks, *pool.shape[1:]), dtype=pool.dtype, pin_memory=pool.is_cuda
-        )  # (host blocks, ...)
         self._stream = stream
+        block_bytes = pool[0].numel() * pool.itemsize if len(pool) else 1
+        self._per_piece = max(1, _PIECE_BYTES // block_bytes)
+        self._pieces = [
+            torch.empty(
+                (min(self._per_piece, num_host_blocks - first), *pool.shape[1:]),
+                dtype=pool.dtype,
+                pin_memory=pool.is_cuda,
+            )  # (host blocks, ...)
+            for first in range(0, num_host_blocks, self._per_piece)
+        ]
+
+    def host_block(self, host_id: int) -> Tensor:
+        """Return a host block."""
+        return self._pieces[host_id // self._per_piece][host_id % self._per_piece]
 
     def copy_out(self, block_id: int, host_id: int) -> None:
         """Copy a block to a host block."""
-        self._copy(self._host[host_id], self._pool[block_id])
+        self._copy(self.host_block(host_id), self._pool[block_id])
 
     def copy_in(self, host_id: int, block_id: int) -> None:
         """Copy a host block to a block."""
-        self._copy(self._pool[block_id], self._host[host_id])
+        self._copy(self._pool[block_id], self.host_block(host_id))
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         with torch.inference_mode(), self._stream.use():

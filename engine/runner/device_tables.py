@@ -5,6 +5,9 @@ from numpy.typing import NDArray
 
 from engine.sequence import Sequence
 
+_NOTHING = -1
+"""In place of a block: what the device has there is not known."""
+
 
 class DeviceTables:
     """The host's side: what the device's tables hold, and what they lack.
@@ -49,3 +52,4 @@ class DeviceTables:
         """Let every sequence's table be sent again."""
         self._owners = [None] * len(self._owners)
         self._changes.clear()
+        self.host.fill(_NOTHING)  # changes that were noted may never have been sent

@@ -1,6 +1,6 @@
 """Queues what a GPU computes: arrays up, block tables, forward, sampling, tokens back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.model.attention import KVCache
 from engine.model.decoder import Decoder
-from engine.model.sampler import DrawTensors, choose
+from engine.model.sampler import UNDECIDED_TOKEN_ID, DrawTensors, choose, decide
 from engine.model.step import ForwardBatch
 from engine.runner.cuda_graphs import DecodeGraphs, find_bucket
 from engine.runner.device import Device, Event
@@ -39,20 +39,44 @@ class LaunchSizes:
 class PendingTokens:
     """The tokens of a launch, which the device may still be computing: one for each share of `wanted`."""
 
-    def __init__(self, wanted: list[Share], result: Tensor, event: Event) -> None:
-        """`result` (wanted) int64 on the host is right once `event` has happened."""
-        self.wanted = wanted
+    def __init__(self, launch: Launch, result: Tensor, event: Event, drawn_logits: list[Tensor]) -> None:
+        """`result` (wanted) int64 on the host is right once `event` has happened.
+
+        Then, if top-k or top-p filter some of its draws, `drawn_logits` holds the logits (draws, vocab_size) of
+        all that are drawn.
+        """
+        self.wanted = launch.wanted
+        self.undecided: set[int] = set()
+        """Sequences whose token `settle` had to decide: the device went on from another one."""
+        self._drawn = [] if launch.draws is None else [launch.wanted[row] for row in launch.draws.rows]
         self._result = result
         self._event = event
-        self._token_ids: dict[int, int] | None = None
+        self._drawn_logits = drawn_logits
+        self._token_ids: list[int] | None = None
 
-    def wait(self) -> dict[int, int]:
-        """Return the token ids by sequence, as `choose` gives them."""
+    def wait(self) -> list[int]:
+        """Return the token ids as `choose` gives them; keeps them, so that the buffer may be used again."""
         if self._token_ids is None:
             self._event.wait()
-            seq_ids = (share.sequence.seq_id for share in self.wanted)
-            self._token_ids = dict(zip(seq_ids, self._result.tolist(), strict=True))
+            self._token_ids = self._result.tolist()
         return self._token_ids
+
+    def settle(self, seq_ids: Container[int]) -> dict[int, int]:
+        """Return the tokens of some sequences; finds those that the candidates did not decide."""
+        sampled = {
+            share.sequence.seq_id: token_id
+            for share, token_id in zip(self.wanted, self.wait(), strict=True)
+            if share.sequence.seq_id in seq_ids
+        }
+        self.undecided = {seq_id for seq_id, token_id in sampled.items() if token_id == UNDECIDED_TOKEN_ID}
+        if self.undecided:
+            rows = [row for row, share in enumerate(self._drawn) if share.sequence.seq_id in self.undecided]
+            (logits,) = self._drawn_logits
+            some = logits.index_select(0, torch.tensor(rows, device=logits.device))  # (rows, vocab_size)
+            shares = [self._drawn[row] for row in rows]
+            decided = decide(some, [share.make_draw() for share in shares])
+            sampled.update(zip((share.sequence.seq_id for share in shares), decided, strict=True))
+        return sampled
 
 
 class Launcher:
@@ -99,18 +123,9 @@ class Launcher:
         forward = partial(self._replay if is_captured else self._forward, launch, tensors[: len(fixed)])
         result = self._results[self._turn][: len(launch.wanted)]
         self._turn = (self._turn + 1) % _NUM_RESULTS
-        self._device.launch(partial(self._choose, forward, tensors[len(fixed) :], result))
-        return PendingTokens(launch.wanted, result, self._device.record())
-
-    def compute_logits(self, share: Share) -> Tensor:
-        """Return the logits (1, vocab_size) after a share; waits for them."""
-        launch = make_launch([share], self.tables, self._sizes.block_size, self._decoder.config.vocab_size)
-        fixed = self._list_plain(launch)
-        tensors = self._upload(fixed, launch)[: len(fixed)]
-        found: list[Tensor] = []
-        self._device.launch(lambda: found.append(self._forward(launch, tensors)))
-        self._device.record().wait()
-        return found[0]
+        drawn_logits: list[Tensor] = []
+        self._device.launch(partial(self._choose, forward, tensors[len(fixed) :], result, drawn_logits))
+        return PendingTokens(launch, result, self._device.record(), drawn_logits)
 
     def forget(self) -> None:
         """Let no sequence's block table be taken as known."""
@@ -223,7 +238,13 @@ class Launcher:
         """Return the tokens (sequences) int32, those that were just sampled in place of unknown ones."""
         return torch.where(input_ids < 0, self._newest.index_select(0, slots).int(), input_ids)
 
-    def _choose(self, forward: Callable[[], Tensor], tensors: list[Tensor], result: Tensor) -> None:
+    def _choose(
+        self,
+        forward: Callable[[], Tensor],
+        tensors: list[Tensor],
+        result: Tensor,
+        drawn_logits: list[Tensor],
+    ) -> None:
         """Compute, sample, keep the tokens for what is computed ahead, and send them to the host."""
         slots = tensors[0]  # (wanted) int64
         draws = DrawTensors(*tensors[1:]) if len(tensors) > 1 else None
@@ -231,6 +252,9 @@ class Launcher:
         if not len(slots):
             return
         token_ids = choose(logits, draws)  # (wanted) int64
+        if draws is not None and len(draws.filtered):
+            # A copy: a graph's next replay fills the same tensor.
+            drawn_logits.append(logits.index_select(0, draws.rows))  # (draws, vocab_size)
         self._newest.index_copy_(0, slots, token_ids.clamp_min(0))
         result.copy_(token_ids, non_blocking=True)
 

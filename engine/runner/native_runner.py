@@ -43,7 +43,7 @@ class NativeRunner(LocalRunner):
 
     def warm_up(self) -> None:
         """Compute a few tokens, so that the first request finds all ready."""
-        warm_up(self, self._block_size)
+        warm_up(self, min(self._block_size, self.model.sizes.num_positions))
 
     def measure_block_ns(self) -> float:
         """Return what copying a block to the host tier or back takes; overwrites the first blocks of both."""

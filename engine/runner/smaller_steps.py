@@ -10,8 +10,8 @@ from engine.scheduling.output import ScheduledSequence
 
 logger = logging.getLogger(__name__)
 
-_MEMORY_SIGNS = ("allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""In errors of torch that are no `OutOfMemoryError`: of the CPU's memory, of pinned memory, of libraries."""
+_MEMORY_SIGNS = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""In errors that are no `OutOfMemoryError`: of memory of the CPU, pinned memory, graphs, libraries, Triton."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

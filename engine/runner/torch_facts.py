@@ -2,8 +2,12 @@
 
 import importlib.util
 import inspect
+import os
+import shutil
+import sysconfig
 import warnings
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -17,14 +21,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats by the names that options give them."""
 
 
-def find_gpus() -> Gpus:
-    """Return how many GPUs torch can use, or why it cannot."""
+def find_gpus(num_wanted: int = 1) -> Gpus:
+    """Return how many GPUs torch can use, or why it cannot; the first `num_wanted` are those that count."""
     if torch.version.cuda is None:
         return Gpus(obstacle=f"torch {torch.__version__} is built without CUDA (install a build that has it)")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")  # torch says so, for one, if the driver is too old
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
+        capabilities = [torch.cuda.get_device_capability(index) for index in range(min(count, num_wanted))]
     if not capabilities:
         return Gpus(obstacle=as_clause(str(caught[0].message)) if caught else None)
     capability, oldest = min(capabilities), _oldest_capability(torch.cuda.get_arch_list())
@@ -83,11 +87,25 @@ def _find_triton() -> tuple[int, int] | None:
 
 
 def _find_triton_refusal(info: EngineInfo, config: ModelConfig) -> str | None:
-    """Return why the Triton kernels do not take a model, as a part of a sentence."""
+    """Return why the Triton kernels cannot be had or do not take a model, as a part of a sentence."""
+    if info.device == "cuda":
+        obstacle = find_toolchain_obstacle()
+        if obstacle is not None:
+            return obstacle
     from engine.kernels.triton.attention import supports  # noqa: PLC0415 - imports Triton
 
     group = config.num_heads // config.num_kv_heads
     return supports(config.head_dim, DTYPES[info.dtype], group, torch.device(info.device))
+
+
+def find_toolchain_obstacle() -> str | None:
+    """Return what Triton lacks to compile the few lines of C by which it launches kernels."""
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not os.environ.get("CC") and shutil.which("gcc") is None and shutil.which("clang") is None:
+        return "Triton finds no C compiler (Debian: apt-get install gcc)"
+    if not header.is_file():
+        return f"Triton finds no {header.name} to compile with (Debian: apt-get install python3-dev)"
+    return None
 
 
 def _has_block_tables() -> bool:

@@ -26,9 +26,12 @@ def make_text(token_ids: list[int], block_table: list[int]) -> Sequence:
     return sequence
 
 
-def warm_up(runner: ModelRunner, block_size: int) -> None:
-    """Compute a few tokens, prefill and then one more; overwrites the first block."""
-    num_tokens = min(_WARM_UP_TOKENS, block_size)
+def warm_up(runner: ModelRunner, max_tokens: int) -> None:
+    """Compute a few tokens, prefill and then one more; overwrites the first block.
+
+    `max_tokens`: what a block holds, or a sequence if that is less.
+    """
+    num_tokens = min(_WARM_UP_TOKENS, max_tokens)
     sequence = make_text([0] * num_tokens, [0])
     for start, count in ((0, num_tokens - 1), (num_tokens - 1, 1)):
         if count:

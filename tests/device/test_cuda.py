@@ -114,7 +114,7 @@ def test_blocks_are_copied_whole_through_pinned_memory() -> None:
     before = storage.clone()
     torch.cuda.synchronize()
     memory = DeviceBlocks(storage.movedim(2, 0), 4, CudaStream(DEVICE))
-    assert memory._host.is_pinned()
+    assert memory.host_block(3).is_pinned()
     memory.copy_out(5, 3)
     memory.copy_in(3, 2)
     assert torch.equal(storage[:, :, 2], before[:, :, 5])

@@ -90,7 +90,7 @@ async def test_an_engine_that_failed_is_said_on_the_page(watcher: Watcher) -> No
         engine.runner.failures = 3
         for _ in range(3):
             await api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=4))
-        await expect(page.get_by_role("alert")).to_contain_text("3 steps failed within a minute; the log")
+        await expect(page.get_by_role("alert")).to_contain_text("failed 3 times within a minute; the log")
         await expect(page.get_by_role("alert")).not_to_contain_text("injected fault")
         await expect(page.locator("#connection-text")).to_have_text("engine failed")
 

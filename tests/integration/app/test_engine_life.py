@@ -124,7 +124,7 @@ async def test_three_failures_in_a_row_end_the_engine_but_not_the_server() -> No
         for path in ("/health/live", "/health/ready"):
             health = await api.client.get(path)
             assert health.status_code == 503
-            assert "steps failed within a minute; the log says why" in health.json()["reason"]
+            assert "failed 3 times within a minute; the log says why" in health.json()["reason"]
             assert "injected fault" not in health.text
         assert api.plugin.hub.status == "failed"
         assert (await api.client.get("/live")).status_code == 200

@@ -229,7 +229,7 @@ async def test_an_engine_that_fails_ends_the_run_with_the_reason() -> None:
     async with running_api(slow_engine()) as api:
         await start(api, rows="60", answer_tokens="80", concurrency="2")
         await until(lambda: api.plugin.host.num_open > 0)
-        api.plugin.host._thread._events.on_failed("out of memory")
+        api.plugin.host._thread._events.on_failed("out of memory", "out of memory")
         view = await run_to_end(api)
         assert view.state == "stopped"
         assert "out of memory" in view.reason

@@ -1,32 +1,40 @@
 """An engine that has lost a part of itself, over a real port: not ready, not dead, and then back."""
 
 import asyncio
+import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
 import app.engine_host
-from app.engine_thread import GIVEN_UP
+from app.engine_thread import GIVEN_UP, TOO_MANY_FAILURES
+from engine.errors import RankError
 from engine.records import Reset
 from tests.support.api import read_events, served_api, until
 from tests.support.fake_engine import FakeEngine, ScriptedRunner
 
 
 class LosingRunner(ScriptedRunner):
-    """Loses what the test says, and gets it back in `reset` once `way` is open."""
+    """Loses what the test says, and gets it back once `way` is open."""
 
     loss: str | None = None
     num_resets = 0
+    num_recoveries = 0
     num_closes = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
         self.way = threading.Event()
 
-    def reset(self) -> None:
-        assert self.way.wait(20)
-        super().reset()
+    def recover(self, on_wait: Callable[[], None]) -> None:
+        self.num_recoveries += 1
+        while not self.way.wait(0.01):
+            on_wait()
         self.loss = None
+
+    def reset(self) -> None:
+        super().reset()
         self.num_resets += 1
 
     def close(self) -> None:
@@ -60,7 +68,8 @@ async def test_a_loss_while_idle_turns_readiness_off_until_all_is_there_again(
         waiting = asyncio.create_task(
             api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3))
         )
-        await until(lambda: host.num_open > 0)
+        await until(lambda: bool(host._admissions))
+        assert (await api.client.get("/health")).json()["num_open_requests"] == 1
         assert runner.num_steps == 0
         runner.way.set()
         answer = await waiting
@@ -91,12 +100,64 @@ async def test_a_loss_in_a_step_ends_its_requests_and_no_others() -> None:
 async def test_what_cannot_be_had_back_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = make_engine()
     async with served_api(engine) as api:
-        monkeypatch.setattr(runner, "reset", lambda: 1 / 0)
+        monkeypatch.setattr(runner, "recover", lambda _: 1 / 0)
         runner.loss = "Rank 1 of 2 failed: it was ended by SIGKILL."
         await until(lambda: api.plugin.host.status == "failed")
         health = await api.client.get("/health/live")
         assert (health.status_code, GIVEN_UP in health.json()["reason"]) == (503, True)
+        assert (await api.client.get("/health/ready")).json()["progress"] is None
+        assert api.plugin.host.activity == "is stuck in a step"
         await until(lambda: runner.num_closes == 1)
+
+
+async def test_why_ranks_cannot_be_had_back_is_for_the_operator_only_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, runner = make_engine()
+    reason = "Rank 1 of 2 failed: /private/model: cannot read the model file."
+
+    def fail(_: object) -> None:
+        raise RankError(reason)
+
+    async with served_api(engine) as api:
+        monkeypatch.setattr(runner, "recover", fail)
+        runner.loss = "Rank 1 of 2 failed: it was ended by SIGKILL."
+        await until(lambda: api.plugin.host.status == "failed")
+        assert reason in (await api.client.get("/health")).json()["error"]
+        refused = await api.client.post("/v1/chat/completions", json=api.chat_body())
+        assert (refused.status_code, GIVEN_UP in refused.text, "private" in refused.text) == (
+            503,
+            True,
+            False,
+        )
+    (record,) = (record for record in caplog.records if record.levelno == logging.ERROR)
+    assert (reason in record.getMessage(), record.exc_info) == (True, None)
+
+
+async def test_three_losses_end_the_engine_which_does_not_load_in_vain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, runner = make_engine()
+    runner.way.set()
+    async with served_api(engine) as api:
+        for _ in range(3):
+            runner.loss = "Rank 1 of 2 failed: it was ended by SIGKILL."
+            await until(lambda: runner.loss is None or api.plugin.host.status == "failed")
+        assert api.plugin.host.error == TOO_MANY_FAILURES
+        assert runner.num_recoveries == 2
+    assert "failed 3 times within a minute; it is given up" in caplog.text
+
+
+async def test_a_server_that_stops_does_not_wait_for_what_is_loaded_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine, runner = make_engine()
+    async with served_api(engine) as api:
+        runner.loss = "Rank 1 of 2 failed: it was ended by SIGKILL."
+        await until(lambda: runner.num_recoveries == 1)
+    assert not api.plugin.host.has_thread  # though the way is not open
+    assert (api.plugin.host.error, runner.num_closes) == (None, 1)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_an_ordinary_failed_step_stays_ready_and_draining_stays_draining() -> None:

@@ -145,6 +145,7 @@ def make_ready(runner: TensorParallelRunner, model: Path) -> None:
     """Reset the runner if it has lost something; it must then give the same answers as ever."""
     if runner.loss is not None:
         before = pids_of(runner)
+        runner.recover(lambda: None)
         runner.reset()
         assert not any(map(is_running, before))
     EngineCore(CONFIG, runner).check_runner()
@@ -167,7 +168,11 @@ def test_a_rank_that_is_killed_in_a_step_fails_it_and_is_started_again(
     os.kill(pids_of(runner)[0], signal.SIGKILL)
     with pytest.raises(RankError) as caught:
         run_out(core)
-    assert str(caught.value) == runner.loss == "Rank 1 of 2 failed: it was ended by SIGKILL."
+    assert (
+        str(caught.value)
+        == runner.loss
+        == ("Rank 1 of 2 failed: it was ended by SIGKILL (the system does that when memory runs out).")
+    )
     with pytest.raises(RankError, match="SIGKILL"):
         core.check_runner()
     core.fail_all("RankError")
@@ -211,11 +216,19 @@ def test_what_cannot_be_started_again_is_told_in_one_line_and_can_be_later(
     weights, elsewhere = model / "model.safetensors", model.parent / "elsewhere"
     weights.rename(elsewhere)
     with pytest.raises(RankError, match=r"Rank 1 of 2 failed: .*model.*safetensors") as caught:
-        runner.reset()
+        runner.recover(lambda: None)
     assert "\n" not in str(caught.value)
     assert pids_of(runner) == []
     assert list(temporary_folder.iterdir()) == []
     elsewhere.rename(weights)
+
+    def give_up() -> None:
+        assert pids_of(runner) != []
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        runner.recover(give_up)
+    assert pids_of(runner) == []
     make_ready(runner, model)
 
 

@@ -7,19 +7,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from app.engine_thread import (
-    GIVEN_UP,
-    OUTBOX_STEPS,
-    STEP_FAILED,
-    Abort,
-    AppliedPolicies,
-    Command,
-    EngineThread,
-    SetPolicies,
-    StopChoice,
-    Submit,
-    ThreadEvents,
-)
+from app.engine_commands import Abort, AppliedPolicies, Command, SetPolicies, StopChoice, Submit
+from app.engine_thread import GIVEN_UP, OUTBOX_STEPS, STEP_FAILED, EngineThread, ThreadEvents
 from app.errors import InterruptedAnswerError
 from engine.errors import ConfigError, EngineDeadError, EngineError
 from engine.records import Finished, Policies, Reset, StepResult
@@ -51,7 +40,7 @@ class Recorder:
             on_progress=lambda _: None,
             on_loaded=lambda _, __: self.loaded.set(),
             on_results=self._take,
-            on_failed=self.failures.append,
+            on_failed=lambda error, _: self.failures.append(error),
         )
         return EngineThread(engine.load, events)
 

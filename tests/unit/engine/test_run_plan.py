@@ -148,6 +148,17 @@ def test_several_processes_share_cores_or_have_a_gpu_each() -> None:
     info = choose_plan(options, make_files(), find_gpus=Gpus).info
     assert info.tensor_parallel_size == 2
     assert info.threads == max(1, usable_cores() // 2)
+    note = choose_plan(options, make_files(), find_gpus=Gpus).note
+    assert note == (
+        "The plain torch path serves, several times slower: tensor_parallel_size is 2, but the native "
+        "kernels are for a single process."
+    )
+    for other in (
+        replace(options, kernels="torch"),
+        replace(options, attention="reference"),
+        replace(options, dtype="fp32"),
+    ):
+        assert choose_plan(other, make_files(), find_gpus=Gpus).note is None
     options = replace(options, num_threads=7)
     assert choose_plan(options, make_files(), find_gpus=Gpus).info.place == "2 processes of 3 threads"
     two = Gpus(2, (9, 0))

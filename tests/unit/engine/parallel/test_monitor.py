@@ -16,6 +16,7 @@ from engine.parallel import process
 from engine.parallel.messages import Stage
 from engine.parallel.monitor import TICK_S, Limits, Monitor
 from engine.parallel.process import RankProcess
+from engine.parallel.running import kill_ranks, running
 from tests.support.ranks import is_running
 
 TIMEOUT_S = 30.0
@@ -98,11 +99,23 @@ def test_the_end_of_a_process_ends_the_others_and_is_named(watched: Callable[...
         ranks.tell("report", {"stage": "ready"})
         ranks.monitor.wait_for_stage(Stage.READY, pass_over)
         os.kill(ranks.ranks[1].pid, signal.SIGKILL)
-        assert ranks.wait_for_loss() == "Rank 2 of 3 failed: it was ended by SIGKILL."
+        assert ranks.wait_for_loss() == (
+            "Rank 2 of 3 failed: it was ended by SIGKILL (the system does that when memory runs out)."
+        )
         until(lambda: not is_running(ranks.ranks[0].pid))
         until(lambda: ranks.losses == 1)
         with pytest.raises(RankError, match="SIGKILL"):
             ranks.monitor.wait_for_stage(Stage.READY, pass_over)
+
+
+def test_all_ranks_can_be_ended_without_waiting_also_one_that_is_stopped(
+    watched: Callable[..., Any],
+) -> None:
+    with watched(starts=False) as ranks:
+        os.kill(ranks.ranks[0].pid, signal.SIGSTOP)
+        kill_ranks()
+        until(lambda: not any(is_running(rank.pid) for rank in ranks.ranks))
+    assert not any(rank._process in running for rank in ranks.ranks)
 
 
 def test_an_exit_code_is_told(watched: Callable[..., Any]) -> None:

@@ -255,6 +255,7 @@ def test_a_token_that_the_candidates_do_not_decide_is_found_and_what_followed_it
     answers, _ = run(EngineCore(config, runner), requests)
     assert 0.2 < undecided / num_rows < 0.8, "both kinds follow each other"
     assert answers == expected_answers(folder, requests)
+    assert num_rows < 1.5 * len(requests) * NUM_TOKENS, "rows that are not decided are not computed again"
 
 
 # ---- too little memory ------------------------------------------------------------------------------
@@ -316,14 +317,23 @@ def test_a_sequence_that_no_memory_is_enough_for_fails_alone(
     assert set(ends.values()) == {FinishReason.LENGTH}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("no memory"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["torch", "driver", "triton"],
+)
 def test_without_memory_for_graphs_steps_go_without_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     config = make_config(num_blocks=64)
     runner, device = make_runner(load_captured(folder), config)
 
     def capture(work: Callable[[], torch.Tensor]) -> None:
-        raise torch.OutOfMemoryError("no memory")
+        raise error
 
     monkeypatch.setattr(device, "capture", capture)
     answers, _ = run(EngineCore(config, runner), make_requests(0))
@@ -349,7 +359,21 @@ def test_after_a_reset_nothing_that_was_computed_ahead_shows(folder: Path) -> No
     assert answers == expected_answers(folder, requests)
 
 
-def test_warming_up_works_for_any_block_size(folder: Path) -> None:
-    for block_size in (1, 2, 16, 96):
-        config = make_config(num_blocks=96, block_size=block_size)
-        make_runner(load_captured(folder), config)[0].warm_up()
+def test_warming_up_works_for_any_block_size_and_length(folder: Path) -> None:
+    for block_size, max_model_len in ((1, 96), (2, 96), (16, 96), (96, 96), (16, 4)):
+        config = make_config(num_blocks=96, block_size=block_size, max_model_len=max_model_len)
+        plain = load_decoder(folder)
+        decoder = Decoder(plain.config, plain._weights, max_model_len, Arithmetic(PaddedAttention()))
+        make_runner(decoder, config)[0].warm_up()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_more_changes_of_block_tables_than_go_with_a_step_are_all_made(
+    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_MAX_CHANGES", 3)
+    config = make_config(num_blocks=20)
+    runner, _ = make_runner(load_captured(folder), config)
+    assert run(EngineCore(config, runner), make_requests(seed))[0] == (
+        expected_answers(folder, make_requests(seed))
+    )

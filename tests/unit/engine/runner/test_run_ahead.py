@@ -7,6 +7,7 @@ import torch
 from engine.runner.device_tables import DeviceTables
 from engine.runner.launcher import PendingTokens
 from engine.runner.run_ahead import RunAhead, shares_ahead
+from engine.runner.shares import make_launch
 from engine.sampling_params import SamplingParams
 from engine.scheduling.output import ScheduledSequence
 from engine.sequence import EngineRequest, Sequence
@@ -30,7 +31,9 @@ def make_sequence(num_tokens: int, blocks: list[int], max_tokens: int = 10, seq_
 
 
 def compute_ahead(entry: ScheduledSequence) -> RunAhead:
-    return RunAhead(PendingTokens(shares_ahead([entry], BLOCK_SIZE), torch.empty(1), NoEvent()), BLOCK_SIZE)
+    tables = DeviceTables(2, 6)
+    launch = make_launch(shares_ahead([entry], BLOCK_SIZE), tables, BLOCK_SIZE, vocab_size=100)
+    return RunAhead(PendingTokens(launch, torch.empty(1), NoEvent(), []), BLOCK_SIZE)
 
 
 def test_the_token_after_the_one_that_is_sampled_is_computed_ahead() -> None:
@@ -131,10 +134,17 @@ def test_another_sequence_or_life_in_a_slot_is_sent_whole() -> None:
     tables.update(make_sequence(9, [4, 6, 0], seq_id=5), 8, 3, BLOCK_SIZE)
     apply(tables, device)
     assert device[1, :3].tolist() == [4, 6, 0]
+
+
+def test_changes_that_were_never_sent_are_sent_after_a_reset() -> None:
+    tables, device = DeviceTables(2, 6), np.zeros((3, 6), np.int32)
+    sequence = make_sequence(3, [7])
+    tables.update(sequence, 0, 1, BLOCK_SIZE)  # a failure: nobody takes it
     tables.forget()
-    tables.update(make_sequence(9, [9, 6, 0], seq_id=5), 8, 3, BLOCK_SIZE)
-    apply(tables, device)
-    assert device[1, :3].tolist() == [9, 6, 0]
+    tables.update(make_sequence(3, [7], seq_id=5), 0, 1, BLOCK_SIZE)
+    places, values = tables.take_changes()
+    device.reshape(-1)[places] = values
+    assert device[1, 0] == 7
 
 
 def test_a_missing_block_is_a_bug_that_is_noticed() -> None:

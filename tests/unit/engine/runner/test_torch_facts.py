@@ -1,6 +1,7 @@
 """What torch finds here, on a machine without a GPU and, by stand-ins, with one."""
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +33,33 @@ def test_a_torch_without_cuda_says_what_to_install() -> None:
     assert "is built without CUDA (install a build that has it)" in (gpus.obstacle or "")
 
 
-def test_gpus_are_counted_and_the_least_of_them_counts(cuda: dict[str, Any]) -> None:
-    cuda["capabilities"] = [(9, 0), (8, 6)]
-    assert find_gpus() == Gpus(2, (8, 6))
+def test_gpus_are_counted_and_the_least_of_those_wanted_counts(cuda: dict[str, Any]) -> None:
+    cuda["capabilities"] = [(9, 0), (8, 6), (3, 5)]
+    assert find_gpus() == Gpus(3, (9, 0))
+    assert find_gpus(2) == Gpus(3, (8, 6))
+    assert find_gpus(3).count == 0
+
+
+@pytest.mark.parametrize(
+    ("compilers", "has_header", "what"),
+    [
+        ({"gcc"}, True, None),
+        ({"clang"}, True, None),
+        (set(), True, "no C compiler (Debian: apt-get install gcc)"),
+        ({"gcc"}, False, "no Python.h to compile with (Debian: apt-get install python3-dev)"),
+    ],
+)
+def test_what_triton_lacks_to_compile_is_said_before_anything_is_loaded(
+    compilers: set[str], has_header: bool, what: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: name if name in compilers else None)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    if has_header:
+        (tmp_path / "Python.h").touch()
+    obstacle = torch_facts.find_toolchain_obstacle()
+    assert (obstacle is None) == (what is None)
+    assert (what or "") in (obstacle or "")
 
 
 def test_a_gpu_that_torch_has_no_code_for_is_none(cuda: dict[str, Any]) -> None:

@@ -75,6 +75,11 @@ def test_warming_up_works_for_any_block_size(decoder: Decoder, block_size: int) 
     TorchRunner(decoder, num_blocks=1, block_size=block_size, eos_token_ids=frozenset()).warm_up()
 
 
+def test_warming_up_stays_within_the_longest_sequence(decoder: Decoder) -> None:
+    short = Decoder(decoder.config, decoder._weights, num_positions=4)
+    TorchRunner(short, num_blocks=1, block_size=16, eos_token_ids=frozenset()).warm_up()
+
+
 def test_after_a_reset_nothing_of_the_old_kv_shows(decoder: Decoder) -> None:
     requests = make_requests(9)[:3]
     core = make_core(decoder, 64)
