@@ -240,12 +240,14 @@ def _open_backend(
         else:
             _log_note(plan.note)
             return plan, NativeBackend(files, plan.info, library)
-    _log_note(plan.note)
     from engine.torch_backend import TorchBackend  # noqa: PLC0415 - imports torch, which takes seconds
 
+    note = plan.note
     if plan.info.attention != REFERENCE:
         plan = _settle_attention(plan, files, request.config.block_size)
-    return plan, TorchBackend(files, plan.info, request)
+    backend = TorchBackend(files, plan.info, request)
+    _log_note(note)  # after all that may be refused
+    return plan, backend
 
 
 def _settle_attention(plan: RunPlan, files: ModelFiles, block_size: int) -> RunPlan:
