@@ -1,18 +1,34 @@
-"""What being seen costs: `python -m bench.overhead [-- serve options]`.
+"""What being seen costs: `python -m bench.overhead --runs 7 --quiet-wait 60 [-- serve options]`.
 
-Runs W2 of the workload (64 requests at once) through the real server over HTTP in three ways, in turn, and
-prints the output tokens per second of each, the CPU time that each takes for a thousand tokens, and their
-ratios (of the CPU time, the inverse: tokens for a second of it):
+Runs W2 of the workload (64 requests at once) through the real server over HTTP in three ways, in turn:
 
   nothing recorded   `python -m bench.unrecorded`: no live view and no history; the step records are still
                      made, since they are part of the engine
   recorded           the server as it is: every step folded, written to the history, nobody watching
-  10 dashboards      the same with 10 pages connected to /ws/engine that take and acknowledge all messages
-                     (their client, one process for all ten, runs on the same cores and counts as cost)
+  10 dashboards      the same server with 10 pages connected to /ws/engine that take and acknowledge all
+                     messages (one client process for all ten)
 
-Each way keeps its server for the whole sitting; the servers that are not being measured are stopped
-(SIGSTOP) meanwhile. The ratios are medians of the ratios of neighbouring runs, so that a machine whose speed
-changes slowly does not change them. What stands after `--` goes to `pageglass serve`.
+The spread of the machine, which is ten times the cost, hides it in tokens per second. So this measures the
+cost itself, as CPU time by thread (`bench.server_probe`), up to where the server has caught up with what it
+has put off. For each round, per output token:
+
+  cost = (CPU time of all but the engine's threads with the feature - without) / that of the engine's threads
+
+The engine's threads are its own and those of the kernels; the others are the event loop, the history's writer
+and whatever they start. The clients, of requests as of pages, are other processes and do not count: they
+would run elsewhere. Where the engine's threads keep all cores busy, a second of CPU time that others take is
+a second that the engine lacks, and tokens per second fall to 1 / (1 + cost), which is no less than 1 - cost;
+where a core is idle at times (see the cores that the engine uses) they fall by less. What others do beside
+taking time shows elsewhere: holding the interpreter when the engine needs it, in the time of a step outside
+the model, which is on the clock; taking the caches, in the CPU time of the engine's threads. So
+
+  bound = 1 - cost - (time outside the model with the feature - without) / time of a step
+
+is the least that the ratio of tokens per second can be, but for the caches.
+
+Both servers live for the whole sitting; the one that is not being measured is stopped (SIGSTOP) meanwhile.
+No run repeats another's prompts. Tokens per second and the ratios of neighbouring runs are given as well.
+What stands after `--` goes to `pageglass serve`.
 """
 
 import argparse
@@ -22,6 +38,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
 
 from bench.common import (
     ROOT,
@@ -35,21 +53,38 @@ from bench.common import (
     write_json,
     yardstick,
 )
-from bench.online import measure, warm_up
+from bench.http_client import LoadJob, run_load_apart
+from bench.online import warm_up
 from bench.server import RunningServer, running_server
+from bench.server_probe import ENGINE, LOOP, ServerProbe
 from bench.suspension import Suspension
-from bench.workload import Workload, add_run_options, load_workload
+from bench.workload import Prompt, Workload, add_run_options, load_workload
 
-WAYS = {"nothing recorded": "bench.unrecorded", "recorded": "app", "10 dashboards": "app"}
 NUM_DASHBOARDS = 10
-RATIOS = (("recorded", "nothing recorded"), ("10 dashboards", "recorded"))
+RECORDING, WATCHING = "recording", f"{NUM_DASHBOARDS} dashboards"
+
+
+class Way(NamedTuple):
+    """A server, by its module, and how many pages watch it."""
+
+    module: str
+    num_dashboards: int = 0
+
+
+WAYS = {
+    "nothing recorded": Way("bench.unrecorded"),
+    "recorded": Way("bench.recorded"),
+    WATCHING: Way("bench.recorded", NUM_DASHBOARDS),
+}
+COSTS = {RECORDING: ("recorded", "nothing recorded"), WATCHING: (WATCHING, "recorded")}
+"""What has a cost: the way with it, the way without."""
 
 
 @contextmanager
-def dashboards(url: str, figures: Figures) -> Iterator[int]:
-    """Have pages watch the server during the block, which gets their process; then add what they took."""
+def dashboards(url: str, number: int, figures: Figures) -> Iterator[None]:
+    """Have pages watch the server during the block, then add what they took."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.dashboards", url, "--number", str(NUM_DASHBOARDS)],
+        [sys.executable, "-m", "bench.dashboards", url, "--number", str(number)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -60,7 +95,7 @@ def dashboards(url: str, figures: Figures) -> Iterator[int]:
     try:
         if process.stdout.readline().strip() != "connected":
             raise SystemExit("the dashboards could not connect")
-        yield process.pid
+        yield
         process.stdin.close()
         figures.update(json.loads(process.stdout.read()))
     finally:
@@ -69,19 +104,74 @@ def dashboards(url: str, figures: Figures) -> Iterator[int]:
         process.stdout.close()
 
 
-def run_way(way: str, server: RunningServer, workload: Workload, run: int, limit: int | None) -> Figures:
-    """Return the figures of one run of W2.
+def fresh(prompts: list[Prompt], run: int) -> list[Prompt]:
+    """Return prompts as long that begin otherwise: no prefix cache serves one run from another."""
+    return [replace(prompt, token_ids=[1 + run, *prompt.token_ids[1:]]) for prompt in prompts]
 
-    `cpu_s` is the CPU time of the server, and of the pages' client, for a thousand output tokens. It changes
-    less with what else the machine does than the time on the clock.
-    """
+
+def run_way(way: Way, server: RunningServer, prompts: list[Prompt]) -> Figures:
+    """Return the figures of one run. CPU times are of the server, in seconds for a thousand output tokens."""
     taken: Figures = {}
-    with dashboards(server.url, taken) if way == "10 dashboards" else nullcontext(None) as client:
-        activity = Activity(server.pid, *([client] if client else []))
-        figures = measure(server, workload, "W2", run, limit=limit)
-        cpu_s = activity.own_cpu_s()
-    num_tokens = figures["output_tok_s"] * figures["seconds"]
-    return {**figures, **taken, "cpu_s": cpu_s / num_tokens * 1000}
+    watched = dashboards(server.url, way.num_dashboards, taken) if way.num_dashboards else nullcontext()
+    probe = ServerProbe(server.pid)
+    with watched:
+        probe.settle()
+        activity, before = Activity(), probe.read()
+        figures = run_load_apart(LoadJob(server.url, "W2", prompts, model=server.model))
+        disturbance = activity.others()
+        probe.settle()
+        used = probe.read().since(before)
+    per_thousand = 1000 / sum(prompt.num_new for prompt in prompts)
+    return {
+        **figures,
+        **taken,
+        **disturbance,
+        **{f"{name} cpu_s": seconds * per_thousand for name, seconds in used.cpu_s.items()},
+        "engine_cpu_s": used.engine_s * per_thousand,
+        "others_cpu_s": used.others_s * per_thousand,
+        "engine_cores": used.engine_s / figures["seconds"],
+        "outside_ms": used.outside_s / used.num_steps * 1e3,
+        "step_ms": figures["seconds"] / used.num_steps * 1e3,
+    }
+
+
+def cost_percent(with_it: Figures, without: Figures) -> float:
+    """Return the CPU time that a feature takes elsewhere, in percent of the engine's, per output token."""
+    engine_s = (with_it["engine_cpu_s"] + without["engine_cpu_s"]) / 2
+    return 100 * (with_it["others_cpu_s"] - without["others_cpu_s"]) / engine_s
+
+
+def bound(with_it: Figures, without: Figures) -> float:
+    """Return the least that the ratio of tokens per second can be, but for what the caches make of it."""
+    waited = (with_it["outside_ms"] - without["outside_ms"]) / without["step_ms"]
+    return 1 - cost_percent(with_it, without) / 100 - waited
+
+
+def measure(runs: int, workload: Workload, limit: int | None, options: "Sitting") -> dict[str, list[Figures]]:
+    """Return the figures of all runs by way."""
+    results: dict[str, list[Figures]] = {name: [] for name in WAYS}
+    with ExitStack() as stack:
+        sides: dict[str, tuple[RunningServer, Suspension]] = {}
+        for module in sorted({way.module for way in WAYS.values()}):
+            server = stack.enter_context(running_server(options.serve_args, module))
+            warm_up(server, workload)
+            sides[module] = server, stack.enter_context(Suspension(server.pid))
+        for run in range(runs):
+            names = list(WAYS) if run % 2 == 0 else list(reversed(WAYS))
+            for number, name in enumerate(names):
+                server, suspension = sides[WAYS[name].module]
+                prompts = fresh(workload.prompts("W2", run, limit), len(WAYS) * run + number)
+                wait_for_quiet(options.quiet_wait)
+                with suspension.lifted():
+                    results[name].append(run_way(WAYS[name], server, prompts))
+    return results
+
+
+class Sitting(NamedTuple):
+    """What holds for all runs."""
+
+    serve_args: list[str]
+    quiet_wait: float
 
 
 def main() -> None:
@@ -93,18 +183,8 @@ def main() -> None:
     wait_for_quiet(options.quiet_wait)
     before = yardstick()
     print(before)
-    results: dict[str, list[Figures]] = {way: [] for way in WAYS}
-    with ExitStack() as stack:
-        sides: dict[str, tuple[RunningServer, Suspension]] = {}
-        for way, module in WAYS.items():
-            server = stack.enter_context(running_server(serve_args, module))
-            warm_up(server, workload)
-            sides[way] = server, stack.enter_context(Suspension(server.pid))
-        for run in range(options.runs):
-            for way, (server, suspension) in sides.items():
-                wait_for_quiet(options.quiet_wait)
-                with suspension.lifted():
-                    results[way].append(run_way(way, server, workload, run, options.requests))
+    sitting = Sitting(serve_args, options.quiet_wait)
+    results = measure(options.runs, workload, options.requests, sitting)
     _report(results)
     wait_for_quiet(options.quiet_wait)
     after = yardstick()
@@ -113,30 +193,49 @@ def main() -> None:
 
 
 def _report(results: dict[str, list[Figures]]) -> None:
-    rows: list[list[object]] = []
-    for way, runs in results.items():
-        speeds = [run["output_tok_s"] for run in runs]
-        messages = statistics.median(run.get("dashboard_messages", 0) for run in runs)
-        cpu_s = statistics.median(run["cpu_s"] for run in runs)
-        rows.append([way, statistics.median(speeds), min(speeds), max(speeds), cpu_s, messages])
+    def median_of(name: str, figure: str) -> float:
+        return statistics.median(run.get(figure, 0.0) for run in results[name])
+
     print_table(
-        ["W2 over HTTP, output tok/s", "median", "min", "max", "CPU s for 1,000 tokens", "messages"], rows
+        ["W2 over HTTP, medians", *WAYS],
+        [
+            [title, *(f"{median_of(name, figure):z.{digits}f}" for name in WAYS)]
+            for title, figure, digits in _lines(results)
+        ],
     )
-    for way, runs in results.items():
-        print_disturbed(way, runs)
-    ratios = [
-        [f"{way} ÷ {other}, {what}", *_ratios(results[way], results[other], name)]
-        for way, other in RATIOS
-        for name, what in (("output_tok_s", "tok/s"), ("cpu_s", "tokens for a second of CPU"))
+    for name, runs in results.items():
+        print_disturbed(name, runs)
+    rows: list[list[object]] = []
+    for feature, (name, other) in COSTS.items():
+        pairs = list(zip(results[name], results[other], strict=True))
+        for title, values in (
+            ("CPU time elsewhere, % of the engine's", [cost_percent(*pair) for pair in pairs]),
+            ("bound of the ratio of tok/s", [bound(*pair) for pair in pairs]),
+            ("ratio of the engine's CPU time", [a["engine_cpu_s"] / b["engine_cpu_s"] for a, b in pairs]),
+            ("ratio of tok/s", [a["output_tok_s"] / b["output_tok_s"] for a, b in pairs]),
+        ):
+            numbers = (statistics.median(values), min(values), max(values))
+            rows.append([feature, title, *(f"{number:.3f}" for number in numbers)])
+    print()
+    print_table(["of", "", "median", "min", "max"], rows)
+
+
+def _lines(results: dict[str, list[Figures]]) -> list[tuple[str, str, int]]:
+    """Return the lines of the table of ways: title, figure, digits."""
+    suffix = " cpu_s"
+    used = {figure for runs in results.values() for run in runs for figure in run if figure.endswith(suffix)}
+    others = sorted(used - {f"{ENGINE}{suffix}", f"{LOOP}{suffix}"})
+    return [
+        ("output tok/s", "output_tok_s", 0),
+        ("cores of the engine", "engine_cores", 2),
+        ("a step, ms", "step_ms", 1),
+        ("of it outside the model, ms", "outside_ms", 3),
+        ("CPU s for 1,000 tokens: engine", "engine_cpu_s", 3),
+        ("everything else", "others_cpu_s", 4),
+        ("of it the event loop", f"{LOOP}{suffix}", 4),
+        *((f"of it {figure.removesuffix(' cpu_s')}", figure, 4) for figure in others),
+        ("messages to pages", "dashboard_messages", 0),
     ]
-    print_table(["ratio", "median", "min", "max"], ratios)
-
-
-def _ratios(runs: list[Figures], others: list[Figures], name: str) -> list[object]:
-    ratios = [run[name] / other[name] for run, other in zip(runs, others, strict=True)]
-    if name == "cpu_s":
-        ratios = [1 / ratio for ratio in ratios]
-    return [statistics.median(ratios), min(ratios), max(ratios)]
 
 
 def _parse() -> tuple[argparse.Namespace, list[str]]:

@@ -2,12 +2,14 @@
 
 `python -m bench.unrecorded serve …` takes the same command line. Records of steps and requests are still
 made, by the engine and by the services; nobody folds them, shows them or writes them down. There is no such
-setting, since a server that records nothing is of no use to anybody.
+setting, since a server that records nothing is of no use to anybody. Its threads can be probed
+(`bench.server_probe`).
 """
 
 from app.__main__ import run
 from app.db.writer import HistoryWriter, Write
 from app.realtime.hub import EventHub
+from bench.server_probe import install
 from engine.records import StepRecord
 
 
@@ -22,6 +24,7 @@ def main() -> None:
 
     EventHub.publish = publish_nothing  # type: ignore[method-assign, assignment]
     HistoryWriter.put = put_nothing  # type: ignore[method-assign, assignment]
+    install()
     run()
 
 

@@ -14,7 +14,7 @@ _GPU_SIGNS = (
 class Gpus:
     """What torch finds here.
 
-    `count` GPUs that it can use; `capability` is the least compute capability of those wanted, such as (9, 0).
+    `count` GPUs that it can use; `capability` is the least compute capability of those wanted, like (9, 0).
     `obstacle` says, where there is none, why torch cannot use what seems to be there.
     """
 

@@ -42,8 +42,8 @@ class PendingTokens:
     def __init__(self, launch: Launch, result: Tensor, event: Event, drawn_logits: list[Tensor]) -> None:
         """`result` (wanted) int64 on the host is right once `event` has happened.
 
-        Then, if top-k or top-p filter some of its draws, `drawn_logits` holds the logits (draws, vocab_size) of
-        all that are drawn.
+        Then, if top-k or top-p filter some of its draws, `drawn_logits` holds the logits (draws, vocab_size)
+        of all that are drawn.
         """
         self.wanted = launch.wanted
         self.undecided: set[int] = set()

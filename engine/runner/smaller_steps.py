@@ -11,7 +11,7 @@ from engine.scheduling.output import ScheduledSequence
 logger = logging.getLogger(__name__)
 
 _MEMORY_SIGNS = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""In errors that are no `OutOfMemoryError`: of memory of the CPU, pinned memory, graphs, libraries, Triton."""
+"""In errors that are no `OutOfMemoryError`: of the CPU's memory, pinned memory, graphs, libraries, Triton."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

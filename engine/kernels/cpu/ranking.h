@@ -1,10 +1,9 @@
-// Places in the ranking of tokens, found without sorting them all.
+// Lists of tokens in the order of their ids, and what finds a place in their ranking: bins, and a walk.
 //
 // A token has a distance >= 0 from the best one and a mass exp(-distance). Tokens are ranked by distance, then by
 // id. The end of a filter and the token to draw are places in that ranking: where the running count, or mass,
-// reaches a target. They are found by spreading the tokens over bins of distance, again within the bin that holds
-// the place, until few are left to sort (a radix search). Equal distances need no sorting: lists are kept in the
-// order of ids. Masses are added in float64, in an order that the tokens alone decide.
+// reaches a target. Equal distances need no sorting, because of the order of the lists. Masses are added in
+// float64, in an order that the tokens alone decide.
 
 #pragma once
 
@@ -26,7 +25,7 @@ constexpr float kNarrowest = 1e-30f;       // narrower lists are not spread: the
 
 inline Floats masses_of(Floats distances) {
   const uint32_t heavy = lanes_at_most(distances, broadcast(kLargestDistance));
-  return keep_lanes(exp(sub(broadcast(0.0f), distances)), heavy);
+  return keep_lanes(exp_of_negative(sub(broadcast(0.0f), distances)), heavy);
 }
 
 // Tokens in the order of their ids; the vector that ends the list is filled up with distance inf and mass 0.
@@ -88,17 +87,26 @@ inline Floats bins_of(const Bins& bins, Floats distances) {  // whole numbers; f
   return round_even(mul(sub(distances, broadcast(bins.first)), broadcast(bins.per_distance)));
 }
 
-// Spread a list over bins of its own width: the nearest token falls into the first, the farthest into the last.
-// Returns false where there is nothing to tell apart.
-inline bool fill_bins(const Candidates& list, Bins& bins) {
+struct Range {
+  float nearest, farthest;
+};
+
+inline Range range_of(const Candidates& list) {
   Floats nearest = broadcast(INFINITY), farthest = broadcast(0.0f);
   for (int i = 0; i < list.count; i += kLanes) {
     const Floats distances = load(list.distances.data() + i);
     nearest = min(nearest, distances);
     farthest = max(farthest, keep_lanes(distances, lanes_at_most(distances, broadcast(kLargestDistance))));
   }
-  bins.first = -reduce_max(sub(broadcast(0.0f), nearest));
-  const float width = reduce_max(farthest) - bins.first;
+  return {-reduce_max(sub(broadcast(0.0f), nearest)), reduce_max(farthest)};
+}
+
+// Spread a list over bins of its own width: the nearest token falls into the first, the farthest into the last.
+// Returns false where there is nothing to tell apart.
+inline bool fill_bins(const Candidates& list, Bins& bins) {
+  const auto [nearest, farthest] = range_of(list);
+  bins.first = nearest;
+  const float width = farthest - nearest;
   if (width < kNarrowest) return false;
   bins.per_distance = (kNumBins - 1) / width;
   std::fill(bins.amounts, bins.amounts + kNumBins, Amount{});
@@ -168,29 +176,22 @@ inline Place walk(const Candidates& list, const Goal& goal, Amount running, std:
   return {end[-1], running.mass};
 }
 
-// All candidates, and room to search them.
-struct Ranking {
-  explicit Ranking(int vocab_size) : all(vocab_size), part(vocab_size), ranks(vocab_size + kLanes) {}
-  Candidates all, part;
-  Bins bins, part_bins;
-  bool is_spread = false;  // whether `bins` holds `all`
-  std::vector<Rank> ranks;
-};
-
-// Make ready to find places among `ranking.all`.
-inline void spread(Ranking& ranking) {
-  ranking.is_spread = ranking.all.count > kSortable && fill_bins(ranking.all, ranking.bins);
+// The same where all distances are equal: the tokens stand in their order already.
+inline Place count_off(const Candidates& list, const Goal& goal, Amount before) {
+  const double mass = list.masses[0];
+  const auto up_to = [&](int n) { return Amount{before.count + n, before.mass + n * mass}; };
+  const double wanted = (goal.target - goal.measure(before)) / (goal.by_count ? 1 : mass);
+  int n = (int)std::min(std::max(std::ceil(wanted), 1.0), (double)list.count);
+  while (n > 1 && goal.reached(up_to(n - 1))) n--;  // the division was rounded
+  while (n < list.count && !goal.reached(up_to(n))) n++;
+  return {rank_of(list.distances[0], list.ids[n - 1]), up_to(n).mass};
 }
 
-inline Place find_place(Ranking& ranking, const Goal& goal) {
-  Amount before;
-  if (!ranking.is_spread) return walk(ranking.all, goal, before, ranking.ranks);
-  Candidates& part = ranking.part;
-  keep_bin(ranking.all, ranking.bins, choose_bin(ranking.bins, goal, before), part);
-  while (part.count > kSortable && fill_bins(part, ranking.part_bins)) {
-    keep_bin(part, ranking.part_bins, choose_bin(ranking.part_bins, goal, before), part);
-  }
-  return walk(part, goal, before, ranking.ranks);
+// The place of a goal in a list that is short or cannot be spread.
+inline Place find_in(const Candidates& list, const Goal& goal, Amount before, std::vector<Rank>& ranks) {
+  if (list.count <= kSortable) return walk(list, goal, before, ranks);
+  const auto [nearest, farthest] = range_of(list);
+  return nearest == farthest ? count_off(list, goal, before) : walk(list, goal, before, ranks);
 }
 
 }  // namespace ranking

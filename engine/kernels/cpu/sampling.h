@@ -6,7 +6,7 @@
 // the parameters and the uniform number: masses are added in float64 in an order fixed by the row alone.
 //
 // Filters do not sort the vocabulary: tokens that can survive are gathered by a bound that costs one pass, and
-// where the filters end, and which token is drawn, are places in their ranking (`ranking.h`).
+// where the filters end, and which token is drawn, are places in their ranking (`places.h`).
 
 #pragma once
 
@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "ranking.h"
+#include "places.h"
 #include "simd.h"
 #include "thread_pool.h"
 #include "types.h"
@@ -138,6 +138,13 @@ inline double gather(const Row& row, float limit, bool whole_row, ranking::Candi
     const Floats masses = ranking::masses_of(distances);
     sum = add(sum, whole_row ? masses : keep_lanes(masses, lanes));
     if (lanes == 0) continue;
+    if (lanes == kAllLanes) {  // the rule in flat rows, and quicker
+      store(list.distances.data() + count, distances);
+      store(list.masses.data() + count, masses);
+      store_ints(list.ids.data() + count, add_ints(lane_ids, broadcast_int(i)));
+      count += kLanes;
+      continue;
+    }
     store_packed(list.distances.data() + count, distances, lanes);
     store_packed(list.masses.data() + count, masses, lanes);
     store_packed(list.ids.data() + count, add_ints(lane_ids, broadcast_int(i)), lanes);
@@ -169,7 +176,8 @@ inline int32_t draw_filtered(const Row& row, int top_k, const DrawParams& params
   const float limit = largest_distance(row, top_k, params.top_p, scratch);
   ranking::Ranking& candidates = scratch.ranking;
   ranking::Place end{~(ranking::Rank)0, gather(row, limit, top_k == 0, candidates.all)};
-  spread(candidates);
+  const bool is_all_listed = candidates.all.count == row.vocab_size;
+  prepare(candidates, {top_k, params.top_p, params.uniform, end.mass, is_all_listed});
   if (top_k > 0) end = find_place(candidates, {true, (double)top_k});
   if (params.top_p < 1.0) {  // counted from what top_k has left
     const ranking::Place place = find_place(candidates, {false, params.top_p * end.mass});

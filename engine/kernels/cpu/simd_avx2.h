@@ -146,6 +146,12 @@ inline uint32_t lane_bits(__m256 lo, __m256 hi) {
 inline uint32_t lanes_at_most(Floats a, Floats b) {
   return lane_bits(_mm256_cmp_ps(a.lo, b.lo, _CMP_LE_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LE_OQ));
 }
+inline __m256 between_half(__m256 low, __m256 a, __m256 high) {
+  return _mm256_and_ps(_mm256_cmp_ps(low, a, _CMP_LT_OQ), _mm256_cmp_ps(a, high, _CMP_LE_OQ));
+}
+inline uint32_t lanes_between(Floats low, Floats a, Floats high) {
+  return lane_bits(between_half(low.lo, a.lo, high.lo), between_half(low.hi, a.hi, high.hi));
+}
 inline uint32_t lanes_with_nan(Floats a) {
   return lane_bits(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q));
 }
@@ -155,23 +161,34 @@ inline __m256 keep_half(__m256 a, uint32_t lanes) {
   return _mm256_and_ps(a, _mm256_castsi256_ps(kept));
 }
 inline Floats keep_lanes(Floats a, uint32_t lanes) { return {keep_half(a.lo, lanes), keep_half(a.hi, lanes >> 8)}; }
-template <class Number>
-inline void pack_sixteen(Number* p, const Number* numbers, uint32_t lanes) {
-  if (lanes == 0xffff) {
-    std::memcpy(p, numbers, kLanes * sizeof *p);
-    return;
+// For every set of eight lanes their numbers side by side, a byte each.
+struct Packings {
+  uint64_t lanes[256];
+};
+constexpr Packings make_packings() {
+  Packings packings{};
+  for (int set = 0; set < 256; set++) {
+    int num = 0;
+    for (int lane = 0; lane < 8; lane++) {
+      if (set >> lane & 1) packings.lanes[set] |= (uint64_t)lane << 8 * num++;
+    }
   }
-  for (; lanes != 0; lanes &= lanes - 1) *p++ = numbers[__builtin_ctz(lanes)];
+  return packings;
 }
-inline void store_packed(float* p, Floats a, uint32_t lanes) {
-  float numbers[kLanes];
-  store(numbers, a);
-  pack_sixteen(p, numbers, lanes);
+inline constexpr Packings kPackings = make_packings();
+
+inline __m256i pack_half(__m256i a, uint32_t lanes) {
+  const __m128i order = _mm_cvtsi64_si128((long long)kPackings.lanes[lanes & 0xff]);
+  return _mm256_permutevar8x32_epi32(a, _mm256_cvtepu8_epi32(order));
 }
 inline void store_packed(int32_t* p, Ints a, uint32_t lanes) {
-  int32_t numbers[kLanes];
-  store_ints(numbers, a);
-  pack_sixteen(p, numbers, lanes);
+  _mm256_storeu_si256((__m256i*)p, pack_half(a.lo, lanes));
+  _mm256_storeu_si256((__m256i*)(p + __builtin_popcount(lanes & 0xff)), pack_half(a.hi, lanes >> 8));
+}
+inline void store_packed(float* p, Floats a, uint32_t lanes) {
+  _mm256_storeu_ps(p, _mm256_castsi256_ps(pack_half(_mm256_castps_si256(a.lo), lanes)));
+  const __m256i high = pack_half(_mm256_castps_si256(a.hi), lanes >> 8);
+  _mm256_storeu_ps(p + __builtin_popcount(lanes & 0xff), _mm256_castsi256_ps(high));
 }
 
 struct Doubles {
@@ -182,6 +199,10 @@ inline Doubles add(Doubles a, Floats b) {
            _mm256_add_pd(a.quarter[1], _mm256_cvtps_pd(_mm256_extractf128_ps(b.lo, 1))),
            _mm256_add_pd(a.quarter[2], _mm256_cvtps_pd(_mm256_castps256_ps128(b.hi))),
            _mm256_add_pd(a.quarter[3], _mm256_cvtps_pd(_mm256_extractf128_ps(b.hi, 1)))}};
+}
+inline Doubles add_at_most(Doubles a, Floats b, Floats x, Floats limit) {
+  return add(a, {_mm256_and_ps(b.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_LE_OQ)),
+                 _mm256_and_ps(b.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_LE_OQ))});
 }
 inline void store(double* p, Doubles a) {
   for (int i = 0; i < 4; i++) _mm256_storeu_pd(p + 4 * i, a.quarter[i]);

@@ -97,6 +97,10 @@ inline Ints load_int16(const int16_t* p) { return {_mm512_cvtepi16_epi32(_mm256_
 
 // Lanes as bits: bit i stands for lane i. No comparison holds for a NaN.
 inline uint32_t lanes_at_most(Floats a, Floats b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ); }
+// The lanes in which low < a <= high.
+inline uint32_t lanes_between(Floats low, Floats a, Floats high) {
+  return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(low.v, a.v, _CMP_LT_OQ), a.v, high.v, _CMP_LE_OQ);
+}
 inline uint32_t lanes_with_nan(Floats a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline Floats keep_lanes(Floats a, uint32_t lanes) {
   return {_mm512_maskz_mov_ps((__mmask16)lanes, a.v)};
@@ -115,6 +119,12 @@ struct Doubles {
 };
 inline Doubles add(Doubles a, Floats b) {
   return {_mm512_add_pd(a.lo, _mm512_cvtps_pd(low_half(b))), _mm512_add_pd(a.hi, _mm512_cvtps_pd(high_half(b)))};
+}
+// a + b in the lanes in which x <= limit.
+inline Doubles add_at_most(Doubles a, Floats b, Floats x, Floats limit) {
+  const __mmask16 lanes = _mm512_cmp_ps_mask(x.v, limit.v, _CMP_LE_OQ);
+  return {_mm512_mask_add_pd(a.lo, (__mmask8)lanes, a.lo, _mm512_cvtps_pd(low_half(b))),
+          _mm512_mask_add_pd(a.hi, (__mmask8)(lanes >> 8), a.hi, _mm512_cvtps_pd(high_half(b)))};
 }
 inline void store(double* p, Doubles a) {
   _mm512_storeu_pd(p, a.lo);

@@ -15,6 +15,7 @@
 namespace pageglass {
 
 constexpr int kLanes = 16;
+constexpr uint32_t kAllLanes = 0xffff;  // lanes as bits: bit i stands for lane i
 // Adding this rounds a number of magnitude below 2^22 to an integer, ties to even, and puts it into the low bits.
 constexpr float kToInteger = 12582912.0f;
 

@@ -302,6 +302,22 @@ async def test_stopping_writes_what_is_queued(tmp_path: Path) -> None:
             pass
 
 
+async def test_who_waits_is_not_kept_until_more_comes_together(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    writer = HistoryWriter(database, flush_s=3600.0)
+    writer.start()
+    await until(lambda: writer.status.state == "recording")
+    async with asyncio.timeout(60):
+        for name in ("s", "t"):
+            writer.put(session_write(name))
+            for _ in range(20):  # the writer's pause begins
+                await asyncio.sleep(0)
+            await writer.settle()
+
+            assert name in names_in(database.path)
+    await writer.stop(10.0)
+
+
 async def test_what_puts_the_file_in_order_comes_before_the_first_row(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 

@@ -130,6 +130,7 @@ KINDS: dict[str, Callable[[int], Array]] = {
     "all equal": lambda size: np.full(size, 3.25, dtype=np.float32),
     "few values": lambda size: np.round(normal(size) * 2) / 2,
     "close together": lambda size: normal(size, scale=1e-4),
+    "hardly apart": lambda size: (np.arange(size) % 50 * -1e-33).astype(np.float32),
     "signed zeros": lambda size: np.where(np.arange(size) % 2 == 0, 0.0, -0.0).astype(np.float32),
     "one far ahead": lambda size: np.where(np.arange(size) == size // 2, 60.0, normal(size)).astype(
         np.float32
@@ -154,11 +155,42 @@ def test_a_number_gives_the_token_in_whose_share_it_lies(
                 assert_drawn(sampler, row, uniforms, Filters(temperature, top_k, top_p))
 
 
+def is_sampled(size: int) -> NDArray[np.bool_]:
+    """Return the tokens of a long row that its sample consists of: every 16th vector of 16."""
+    sampled: NDArray[np.bool_] = np.arange(size) // 16 % 16 == 8
+    return sampled
+
+
+# The kernels look at a sample of rows with so many likely tokens first.
+LONG_KINDS: dict[str, Callable[[int], Array]] = {
+    **KINDS,
+    "almost flat": lambda size: normal(size, scale=0.1),
+    "two values": lambda size: (np.arange(size) % 3 == 0).astype(np.float32),
+    "rising": lambda size: np.linspace(0, 2, size, dtype=np.float32),
+    "falling": lambda size: np.linspace(2, 0, size, dtype=np.float32),
+    "a head and a flat rest": lambda size: (
+        np.where(np.arange(size) % 97 == 0, 5.0, 0.0) + normal(size, scale=0.1)
+    ),
+    "far below its sample": lambda size: np.where(is_sampled(size), 4.0, 0.0) + normal(size, scale=0.1),
+    "far above its sample": lambda size: np.where(is_sampled(size), -4.0, 0.0) + normal(size, scale=0.1),
+    "other than an even sample": lambda size: np.where(is_sampled(size), 1.0, normal(size)),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_KINDS)
+def test_what_the_sample_of_a_long_row_is_like_makes_no_difference(sampler: Sampler, kind: str) -> None:
+    row = LONG_KINDS[kind](20_011).astype(np.float32)
+    uniforms = np.concatenate([np.random.default_rng(1).random(12), [0.0, LAST_UNIFORM]])
+    for top_k in (0, 3000, 15_000):
+        for top_p in (1.0, 0.9999, 0.93, 0.31, 1e-4):
+            assert_drawn(sampler, row, uniforms, Filters(1.0, top_k, top_p))
+
+
 @pytest.mark.parametrize(
     "filters", [Filters(), Filters(0.7, 0, 0.95), Filters(1.0, 50), Filters(2.0, 20_000, 0.9)]
 )
 def test_a_full_vocabulary_is_drawn_from_like_a_small_one(sampler: Sampler, filters: Filters) -> None:
-    for scale in (1, 4):
+    for scale in (0.1, 1, 4):
         assert_drawn(sampler, normal(49_152, scale=scale), np.random.default_rng(2).random(40), filters)
 
 
@@ -193,10 +225,13 @@ def test_tokens_are_those_of_the_torch_sampler(sampler: Sampler) -> None:
     assert sum(a == b for a, b in zip(token_ids, expected, strict=True)) >= rows - 2
 
 
-def test_instruction_sets_threads_and_batches_make_no_difference() -> None:
+@pytest.mark.parametrize(("vocab_size", "scale"), [(3001, 2), (20_003, 2), (20_003, 0.1)])
+def test_instruction_sets_threads_and_batches_make_no_difference(vocab_size: int, scale: float) -> None:
     rows, rng = 48, np.random.default_rng(5)
-    logits = normal(rows, 3001, scale=2, seed=6)
+    logits = normal(rows, vocab_size, scale=scale, seed=6)
     logits[::5] = np.round(logits[::5])
+    logits[1::4] += np.where(is_sampled(vocab_size), 4.0, 0.0)
+    logits[2::4] *= 10
     filters = Filters(
         rng.uniform(0.3, 2, rows), rng.choice([0, 20, 1500], rows), rng.choice([1, 0.99, 0.6], rows)
     )
@@ -204,7 +239,7 @@ def test_instruction_sets_threads_and_batches_make_no_difference() -> None:
     expected = load(INSTRUCTION_SETS[0])(logits, uniforms, filters, wants=wants)
     for isa in INSTRUCTION_SETS:
         assert load(isa)(logits, uniforms, filters, wants=wants, threads=2) == expected
-        for row in (0, 7, rows - 1):
+        for row in range(rows):
             alone = Filters(*(np.asarray(values)[row] for values in filters))
             assert load(isa)(logits[row], uniforms[row], alone, wants=wants[row]) == [expected[row]]
 
