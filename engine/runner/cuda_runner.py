@@ -83,8 +83,8 @@ class CudaRunner(LocalRunner):
     def _compute(self, scheduled: list[ScheduledSequence]) -> list[int]:
         """Return a token for each scheduled sequence; queue what probably comes next before waiting."""
         done, self._ahead = self._ahead, None
-        taken = [entry for entry in scheduled if done is not None and done.has(entry)]
-        rest = [entry for entry in scheduled if done is None or not done.has(entry)]
+        taken = {entry.sequence.seq_id for entry in scheduled if done is not None and done.has(entry)}
+        rest = [entry for entry in scheduled if entry.sequence.seq_id not in taken]
         launched = self._try_launch([share_of(entry) for entry in rest]) if rest else None
         sampled: dict[int, int] = {}
         undecided: set[int] = set()
@@ -94,7 +94,7 @@ class CudaRunner(LocalRunner):
             sampled.update(self._retry(rest, undecided))
         self._ahead = self._compute_ahead(scheduled)
         if done is not None:
-            sampled.update(done.pending.settle({entry.sequence.seq_id for entry in taken}))
+            sampled.update(done.pending.settle(taken))
             undecided |= done.pending.undecided
             self.num_taken += len(taken)
             self.num_dropped += len(done.pending.wanted) - len(taken)

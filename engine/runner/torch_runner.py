@@ -13,6 +13,7 @@ from engine.runner.base import LocalRunner, ModelRunnerOutput
 from engine.runner.batch import make_inputs
 from engine.runner.copier import ArrayBlocks, BlockCopier, BlockMemory
 from engine.runner.device_blocks import CudaStream, DeviceBlocks
+from engine.runner.shares import share_of
 from engine.runner.smaller_steps import compute_smaller, is_out_of_memory
 from engine.runner.warm_up import warm_up
 from engine.scheduling.output import ScheduledSequence, SchedulerOutput
@@ -81,7 +82,7 @@ class TorchRunner(LocalRunner):
             torch.cuda.current_stream(logits.device).synchronize()
         computed = time.perf_counter_ns()
         wanted = [entry for entry in scheduled if entry.needs_sampling]
-        sampled = iter(_sample_rows(logits, [_draw_of(entry) for entry in wanted]))
+        sampled = iter(_sample_rows(logits, [share_of(entry).make_draw() for entry in wanted]))
         token_ids = [next(sampled) if entry.needs_sampling else -1 for entry in scheduled]
         return token_ids, computed - started, time.perf_counter_ns() - computed
 
@@ -123,8 +124,3 @@ def _sample_rows(logits: Tensor, draws: list[Draw]) -> list[int]:
             logger.exception("Row %d cannot be sampled with %s", row, draw.params)
             token_ids.append(FAILED_TOKEN_ID)
     return token_ids
-
-
-def _draw_of(entry: ScheduledSequence) -> Draw:
-    sequence = entry.sequence
-    return Draw(sequence.sampling_params, sequence.choice_index, sequence.num_output_tokens)
