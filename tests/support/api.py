@@ -76,6 +76,30 @@ class ServedApi:
         return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
 
 
+async def begin_streams(api: ServedApi, count: int, **fields: Any) -> list[asyncio.Task[str]]:
+    """Ask for streamed chats that do not end by themselves; returns their texts to come once all have begun.
+
+    Only then is every one of them told of a failure inside its stream: who is not admitted yet gets a plain
+    error. What the scheduler holds does not say so, as it may wait for one that has not even arrived.
+    """
+    body = api.chat_body(**{"stream": True, "max_tokens": 3000, "ignore_eos": True, **fields})
+    begun = [asyncio.Event() for _ in range(count)]
+
+    async def read(has_begun: asyncio.Event) -> str:
+        async with (
+            httpx.AsyncClient(base_url=api.url, timeout=2 * POLL_TIMEOUT_S) as client,
+            client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            has_begun.set()
+            return (await response.aread()).decode()
+
+    streams = [asyncio.create_task(read(has_begun)) for has_begun in begun]
+    async with asyncio.timeout(POLL_TIMEOUT_S):
+        for has_begun in begun:
+            await has_begun.wait()
+    return streams
+
+
 @asynccontextmanager
 async def served_api(engine: FakeEngine, *, port: int = 0, **settings: Any) -> AsyncIterator[ServedApi]:
     """Serve the application on a port (0: a free one); leaving stops it as a signal would."""

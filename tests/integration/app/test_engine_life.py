@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 
 import app.engine_host
@@ -11,18 +10,12 @@ import app.web.openai_responses
 from app.engine_host import EngineHost, StartProgress
 from app.engine_thread import GIVEN_UP, STEP_FAILED
 from engine.errors import ModelError
-from tests.support.api import MODEL, ServedApi, read_events, served_api, until
+from tests.support.api import MODEL, begin_streams, read_events, served_api, until
 from tests.support.fake_engine import FakeEngine
 
 
 def make_engine(**config: Any) -> FakeEngine:
     return FakeEngine(**{"num_blocks": 2048, "max_model_len": 4096, "max_num_seqs": 8, **config})
-
-
-async def stream_text(api: ServedApi, **fields: Any) -> str:
-    body = api.chat_body(**{"stream": True, "max_tokens": 3000, "ignore_eos": True, **fields})
-    async with httpx.AsyncClient(base_url=api.url, timeout=20) as client:
-        return (await client.post("/v1/chat/completions", json=body)).text
 
 
 async def test_while_loading_everything_answers_and_says_how_far_it_is() -> None:
@@ -90,7 +83,7 @@ async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on(
     engine = make_engine()
     engine.runner.step_s = 0.005
     async with served_api(engine) as api:
-        streams = [asyncio.create_task(stream_text(api)) for _ in range(5)]
+        streams = await begin_streams(api, 5)
         whole = asyncio.create_task(
             api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3000))
         )
@@ -106,7 +99,8 @@ async def test_a_failed_step_tells_every_stream_and_the_engine_goes_on(
         state = (await api.client.get("/api/engine/state")).json()
         assert state["counts"]["free"] == state["counts"]["total"]
         assert (await api.client.get("/health/ready")).status_code == 200
-        assert read_events(await stream_text(api, max_tokens=5))[-1] == "[DONE]"
+        short = await begin_streams(api, 1, max_tokens=5)
+        assert read_events(await short[0])[-1] == "[DONE]"
         # What went wrong is for the operator.
         assert "injected fault" in caplog.text
 
@@ -136,7 +130,7 @@ async def test_an_engine_that_cannot_start_over_leaves_no_request_running(
     engine = make_engine(max_num_seqs=2)
     engine.runner.step_s = 0.005
     async with served_api(engine) as api:
-        streams = [asyncio.create_task(stream_text(api)) for _ in range(5)]  # three of them wait
+        streams = await begin_streams(api, 5)  # three of them wait
         await until(lambda: len(engine.core.scheduler.state.waiting) == 3)
         monkeypatch.setattr(engine.runner, "reset", lambda: 1 / 0)
         engine.runner.failures = 1
@@ -194,8 +188,7 @@ async def test_open_requests_may_end_while_the_server_drains(capsys: pytest.Capt
     engine = make_engine()
     engine.runner.step_s = 0.01
     async with served_api(engine, shutdown_timeout=10.0) as api:
-        open_stream = asyncio.create_task(stream_text(api, max_tokens=40))
-        await until(lambda: engine.core.has_work)
+        [open_stream] = await begin_streams(api, 1, max_tokens=40)
         api.plugin.host.begin_drain()
         refused = await api.client.post("/v1/chat/completions", json=api.chat_body())
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_shutdown")
@@ -213,7 +206,7 @@ async def test_what_has_not_ended_in_time_is_told_so() -> None:
     engine = make_engine(max_num_seqs=2)
     engine.runner.step_s = 0.01
     async with served_api(engine, shutdown_timeout=0.0) as api:
-        streams = [asyncio.create_task(stream_text(api)) for _ in range(4)]  # two of them wait
+        streams = await begin_streams(api, 4)  # two of them wait
         whole = asyncio.create_task(
             api.client.post("/v1/chat/completions", json=api.chat_body(max_tokens=3000))
         )
@@ -231,8 +224,7 @@ async def test_a_step_in_progress_does_not_keep_clients_waiting_at_shutdown() ->
     engine = make_engine()
     async with served_api(engine, shutdown_timeout=0.0) as api:
         engine.runner.gate.clear()
-        answer = asyncio.create_task(stream_text(api))
-        await until(lambda: api.plugin.host.num_open == 1)
+        [answer] = await begin_streams(api, 1)
         api.server.should_exit = True
         events = read_events(await answer)
         assert events[-1]["error"]["code"] == "server_shutdown"

@@ -11,7 +11,7 @@ import app.engine_host
 from app.engine_thread import GIVEN_UP, TOO_MANY_FAILURES
 from engine.errors import RankError
 from engine.records import Reset
-from tests.support.api import read_events, served_api, until
+from tests.support.api import begin_streams, read_events, served_api, until
 from tests.support.fake_engine import FakeEngine, ScriptedRunner
 
 
@@ -84,12 +84,11 @@ async def test_a_loss_in_a_step_ends_its_requests_and_no_others() -> None:
     engine, runner = make_engine()
     runner.step_s = 0.01
     async with served_api(engine) as api:
-        body = api.chat_body(stream=True, max_tokens=3000, ignore_eos=True)
-        streams = [asyncio.create_task(api.client.post("/v1/chat/completions", json=body)) for _ in range(3)]
+        streams = await begin_streams(api, 3)
         await until(lambda: runner.num_steps > 3)
         runner.loss = "Rank 1 of 2 failed: it was ended by SIGKILL."
         for stream in streams:
-            assert read_events((await stream).text)[-1]["error"]["code"] == "engine_error"
+            assert read_events(await stream)[-1]["error"]["code"] == "engine_error"
         assert api.plugin.host.status == "loading"
         runner.way.set()
         await until(lambda: api.plugin.host.status == "ready")
