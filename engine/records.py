@@ -31,6 +31,7 @@ class StopReason(IntEnum):
     PRIORITY = 5
     PREFIX_PENDING = 6
     PAUSED = 7
+    PROMPT_ENDS = 8
 
 
 class BlockOpKind(IntEnum):

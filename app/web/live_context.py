@@ -51,6 +51,7 @@ REASON_WORDS: Final = {
     StopReason.PRIORITY: "a more urgent request goes first",
     StopReason.PREFIX_PENDING: "a running request is computing the same prefix",
     StopReason.PAUSED: "the scheduler is paused",
+    StopReason.PROMPT_ENDS: "the step is kept short for a first token",
 }
 _NEW_WORDS: Final = "came after the newest step"
 _OWN_REASONS: Final = {StopReason.PRIORITY, StopReason.PREFIX_PENDING, StopReason.QUEUE_EMPTY}

@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase. Every sequence has `num_tokens` known tokens and
 `num_computed_tokens` whose KV exists, and each step the second number catches up with the first
 under one budget of tokens. A long prompt catches up in chunks, a decoding sequence is one token
-behind; "prefill" and "decode" are labels for display. (The idea is that of vLLM's V1 scheduler; paged
+behind; "prefill" and "decode" are labels for display. In a step in which a prompt ends, none is begun that
+does not: a first token waits for all of its step. (The idea is that of vLLM's V1 scheduler; paged
 KV with preemption by recompute or swap: Kwon et al., SOSP 2023, section 4.5.)
 
 Why every step makes progress, and storms of preemptions end: a preempted sequence comes back with the blocks
@@ -34,6 +35,7 @@ class StepPlanner:
         self._output = SchedulerOutput()
         self._preempted = False
         self._first_interrupted: Place | None = None
+        self._has_first_token = False
 
     def plan(self) -> SchedulerOutput:
         """Choose the step's work: running sequences first, then admissions."""
@@ -60,7 +62,7 @@ class StepPlanner:
         They come in the order of their admission, or of their urgency where that counts: a long prompt of
         little urgency takes what the others leave.
         """
-        state, plan = self._state, self._plan
+        state = self._state
         block_size, running = state.config.block_size, SequenceStatus.RUNNING
         num_behind = len(state.running)
         is_urgency = state.order.interrupts
@@ -81,8 +83,13 @@ class StepPlanner:
             if sequence.has_lookahead:
                 sequence.has_lookahead = False
                 del state.lookahead[sequence.seq_id]
-            plan[sequence.seq_id] = ScheduledSequence(sequence, num_computed, num_new)
-            self._budget -= num_new
+            self._schedule(sequence, num_computed, num_new)
+
+    def _schedule(self, sequence: Sequence, num_computed: int, num_new: int) -> None:
+        entry = self._plan[sequence.seq_id] = ScheduledSequence(sequence, num_computed, num_new)
+        self._budget -= num_new
+        if num_new > 1 or num_computed < sequence.num_prompt_tokens:
+            self._has_first_token |= entry.needs_sampling
 
     def _num_wanted_before(self, sequence: Sequence) -> int:
         """Count the tokens of waiting sequences that are more urgent than this one, up to the budget."""
@@ -175,12 +182,25 @@ class StepPlanner:
         if self._kv.is_prefix_pending(sequence, len(hits)):
             self._note_pending(sequence)
             return None
+        if self._would_hold_up(sequence, hits):
+            return StopReason.PROMPT_ENDS
         is_full = not state.has_free_slot or self._num_missing(sequence, hits, len(state.running)) > 0
         if is_full and not self._interrupt_for(sequence, hits):
             return self._why_not(sequence, hits)
         # Looked up last: victims that were swapped out may have pushed out what the host tier held.
         self._admit(sequence, hits, self._kv.get_host_blocks(sequence, len(hits)))
         return None
+
+    def _would_hold_up(self, sequence: Sequence, hits: list[int]) -> bool:
+        """Whether a part of this prompt would only make a step longer in which another one ends.
+
+        The other's first token waits for the whole step, so what is left of the budget goes to prompts that
+        end in it, too. This one has the whole budget of the next step.
+        """
+        if not self._has_first_token:
+            return False
+        num_left = len(sequence.token_ids) - len(hits) * self._state.config.block_size
+        return num_left > self._budget and not self._kv.get_host_blocks(sequence, len(hits))
 
     def _num_missing(self, sequence: Sequence, hits: list[int], num_running: int) -> int:
         """Count the blocks that lack for admitting it beside so many others, which keep room to grow."""
@@ -201,8 +221,7 @@ class StepPlanner:
         num_held = num_found + (len(host_ids) * block_size if host_ids else num_new)
         self._state.admit(sequence, hits, host_ids, max(num_held, sequence.safe_tokens))
         if not host_ids:
-            self._plan[sequence.seq_id] = ScheduledSequence(sequence, num_found, num_new)
-            self._budget -= num_new
+            self._schedule(sequence, num_found, num_new)
 
     def _interruptible(self, sequence: Sequence) -> list[Sequence]:
         """Return the running sequences that may have to give way to this one, which waits."""

@@ -37,6 +37,7 @@ MUST_HAPPEN = {
     "NO_FREE_BLOCKS",
     "Policies",
     "PREFIX_PENDING",
+    "PROMPT_ENDS",
     "TOKEN_BUDGET",
     "WATERMARK",
 }

@@ -225,6 +225,7 @@ class Auditor:
         self.tally[StopReason(record.stop_reason).name] += 1
         self.tally["all at once"] += len(victims) > 1
         self._check_queue(record)
+        self._check_first_tokens(record)
 
     def _check_queue(self, record: StepRecord) -> None:
         """Nobody was admitted past another one, but for those that wait for a prefix being computed."""
@@ -235,6 +236,15 @@ class Auditor:
         for seq_id, account in self.accounts.items():
             if not account.is_running and account.end is None and seq_id not in record.prefix_pending:
                 assert self._place(account) > last, f"{seq_id} was passed over"
+
+    def _check_first_tokens(self, record: StepRecord) -> None:
+        """No prompt was begun that does not end in a step in which another one does."""
+        resumed = {event.seq_id: event.resumed for event in record.events if isinstance(event, Admitted)}
+        prompts = [
+            entry for entry in record.batch if not (entry.is_decode and resumed.get(entry.seq_id, True))
+        ]
+        if any(entry.token_id >= 0 for entry in prompts):
+            assert all(entry.token_id >= 0 for entry in prompts if entry.seq_id in resumed), "held up"
 
     def _place(self, account: Account) -> tuple[int, int]:
         is_by_priority = self.core.policies.policy == PriorityOrder.name

@@ -1,14 +1,19 @@
 """How the server process ends, whatever has not."""
 
+import gc
 import os
 import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
 import app.commands.server
-from app.commands.server import run_server
+from app.asgi import create_app
+from app.commands.server import make_server, run_server
+from app.engine_host import HostStatus
+from app.plugins import ApplicationPlugin
 from app.settings import Settings
 from engine.errors import ModelError
 
@@ -63,3 +68,26 @@ def test_a_server_that_has_ended_ends_its_process_as_usual(
     with pytest.raises(ModelError, match="cut off"):
         end_server(monkeypatch, copies_end=True, is_stuck=False, load_error="The file is cut off.")
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_loaded_is_never_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    application = create_app(Settings(), lambda *_: pytest.fail("it loads"))
+    server = make_server(application, Settings(), "http://127.0.0.1:1")
+    host = application.plugins.get(ApplicationPlugin).host
+    states = []
+
+    def serve(*_: Any) -> None:
+        for status in (HostStatus.LOADING, HostStatus.READY, HostStatus.DRAINING):
+            host._set_status(status)
+            states.append((gc.isenabled(), gc.get_freeze_count() > 10_000))
+
+    monkeypatch.setattr(uvicorn.Server, "run", serve)
+    try:
+        server.run([])
+        assert states == [(False, False), (True, True), (True, True)]
+        num_set_aside = gc.get_freeze_count()
+        host._set_status(HostStatus.READY)  # as after a restart of ranks
+        assert gc.get_freeze_count() == num_set_aside
+    finally:
+        gc.enable()
+        gc.unfreeze()

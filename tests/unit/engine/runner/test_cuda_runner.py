@@ -226,7 +226,7 @@ def test_records_are_those_of_a_runner_that_never_computes_ahead(folder: Path, s
         assert got.outputs == want.outputs
     assert any(isinstance(event, Preempted) for result in results for event in result.record.events)
     assert runner.num_taken > 100
-    assert runner.num_dropped > 5
+    assert runner.num_dropped > 3
 
 
 # ---- tokens that candidates do not decide -----------------------------------------------------------

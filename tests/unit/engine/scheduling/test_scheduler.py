@@ -116,9 +116,9 @@ def test_slots_are_reused_from_the_lowest_and_kept_on_resume() -> None:
 def test_stop_reasons_are_exact() -> None:
     core = make_core(max_num_seqs=2, num_blocks=64, max_num_batched_tokens=8)
     for index in range(4):
-        core.add_request(make_request(f"r{index}", prompt=5, max_tokens=3))
+        core.add_request(make_request(f"r{index}", prompt=9 - index, max_tokens=3))
     reasons = [StopReason(result.record.stop_reason) for result in run_to_end(core)]
-    assert reasons[0] is StopReason.TOKEN_BUDGET
+    assert reasons[:2] == [StopReason.TOKEN_BUDGET, StopReason.PROMPT_ENDS]
     assert StopReason.MAX_NUM_SEQS in reasons
     assert reasons[-1] is StopReason.QUEUE_EMPTY
 
