@@ -24,7 +24,7 @@ class Attention {
     const int64_t num_heads = cache_.num_kv_heads(), num_units = (int64_t)plan.items().size() * num_heads;
     // Heads of a block lie next to each other: one thread takes them all, unless there is too little to share.
     const int64_t piece = num_units >= 8 * pool.num_threads() * num_heads ? num_heads : 1;
-    pool.parallel(num_units, piece, [&](int64_t first, int64_t last, int thread) {
+    pool.parallel_in_order(num_units, piece, [&](int64_t first, int64_t last, int thread) {
       for (int64_t unit = first; unit < last; unit++) {
         const int64_t next = unit + 1 < last ? unit + 1 : unit + 1 + (pool.num_threads() - 1) * piece;  // probably
         attend(call, unit, next < num_units ? next : -1, scratch_[(size_t)thread]);

@@ -160,6 +160,12 @@ struct Q4Panel {
   }
 };
 
+// Rows [first, last).
+struct RowRange {
+  int64_t first, last;
+  int64_t size() const { return last - first; }
+};
+
 // What the tiles of a panel have in common. `panel`: where it lies, or lies spread.
 struct TileTask {
   const Activations& x;
@@ -287,23 +293,24 @@ inline TileFunctions tiles_of(const Linear& linear, bool is_spread) {
   return int8_tiles<Q4Panel<false>, false>(int8_rows);
 }
 
-// All `num_rows` rows of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row. `next`: the
-// panel that this thread probably takes then. `scratch`: num_groups * kSpreadGroupBytes bytes of the thread's own.
+// The given rows of x times panel `p` of a weight; sink(row, half, sums) takes 16 columns of a row. `scratch`:
+// num_groups * kSpreadGroupBytes bytes of the thread's own.
 template <class Sink>
-void multiply_panel(const Activations& x, int64_t num_rows, const Linear& linear, int64_t p, int64_t next,
-                    uint8_t* scratch, const Sink& sink) {
+void multiply_panel(const Activations& x, RowRange rows, const Linear& linear, int64_t p, uint8_t* scratch,
+                    const Sink& sink) {
+  const int64_t num_rows = rows.size();
   const bool is_int8 = x.number() == Number::kInt8, is_spread = is_int8 && num_rows > kDirectRows;
   if (is_spread) spread_panel(linear, p, scratch);
   TileTask task{x, linear, is_spread ? scratch : linear.panel(p), {}};
   // With few rows the memory is all there is to wait for, and reads in order need no help.
-  if (is_int8 && num_rows > kStreamedRows && next < linear.num_panels)
-    task.ahead = {linear.panel(next), linear.group_bytes()};
+  if (is_int8 && num_rows > kStreamedRows && p + 1 < linear.num_panels)
+    task.ahead = {linear.panel(p + 1), linear.group_bytes()};
   const TileFunctions tiles = tiles_of(linear, is_spread);
   // As few tiles as there must be, of about equal heights: flat ones are slow.
   const int64_t num_tiles = divide_up(num_rows, tiles.max_rows);
   alignas(64) float out[kFloatTileRows * kPanel];
-  for (int64_t t = 0, row = 0; t < num_tiles; t++) {
-    const int64_t end = num_rows * (t + 1) / num_tiles;
+  for (int64_t t = 0, row = rows.first; t < num_tiles; t++) {
+    const int64_t end = rows.first + num_rows * (t + 1) / num_tiles;
     tiles.functions[end - row - 1](task, row, out);
     for (const float* sums = out; row < end; row++, sums += kPanel) {
       sink(row, 0, load(sums));

@@ -259,7 +259,7 @@ inline void check_sampling(const SamplingBatch& batch) {
 template <class RowOf>
 inline void draw_rows(ThreadPool& pool, const SamplingBatch& batch, const RowOf& row_of,
                       std::vector<DrawScratch>& scratches, int32_t* next_token_ids) {
-  pool.parallel(batch.num_rows, 1, [&](int64_t first, int64_t last, int thread) {
+  pool.parallel_in_order(batch.num_rows, 1, [&](int64_t first, int64_t last, int thread) {
     for (int64_t i = first; i < last; i++) {
       if (batch.wants[i] == PG_NOTHING) {
         next_token_ids[i] = kNoToken;

@@ -79,9 +79,26 @@ inline int64_t Step::piece_of(int64_t num_panels, int64_t num_rows) const {
   return num_rows > kStreamedRows ? 1 : std::max<int64_t>(1, num_panels / (4 * config_.num_threads));
 }
 
-// What the thread that computes panel `p` of a piece that ends at `last` probably computes next.
-inline int64_t Step::next_panel(int64_t p, int64_t last) const {
-  return p + 1 < last ? p + 1 : p + config_.num_threads;
+// Call body(panel, rows, thread) so that every panel meets all rows.
+template <class Body>
+void Step::for_panels(int64_t num_panels, const Active& active, const Body& body) {
+  ThreadPool& pool = model_.pool();
+  const int64_t num_rows = active.num_rows, num_threads = pool.num_threads();
+  if (num_threads == 1 || num_rows < kOwnRows * num_threads) {
+    pool.parallel(num_panels, piece_of(num_panels, num_rows), [&](int64_t first, int64_t last, int thread) {
+      for (int64_t p = first; p < last; p++) body(p, RowRange{0, num_rows}, thread);
+    });
+    return;
+  }
+  pool.parallel(num_threads * num_panels, 1, [&](int64_t first, int64_t last, int thread) {
+    for (int64_t i = first; i < last; i++) {
+      const int owner = (int)(i / num_panels);  // of the same rows as in phases that go row by row
+      body(i % num_panels,
+           RowRange{pool.share_begin(owner, num_rows, kElementPiece),
+                    pool.share_begin(owner + 1, num_rows, kElementPiece)},
+           thread);
+    }
+  });
 }
 
 inline void Step::compute_qkv(const Active& active, const Activations& x, const Layer& layer) {
@@ -90,22 +107,18 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
     float* out;
   } parts[] = {{layer.q, q_.data()}, {layer.k, k_.data()}, {layer.v, v_.data()}};
   const int64_t num_panels = layer.q.num_panels + layer.k.num_panels + layer.v.num_panels;
-  model_.pool().parallel(
-      num_panels, piece_of(num_panels, active.num_rows), [&](int64_t first, int64_t last, int thread) {
-        for (int64_t panel = first; panel < last; panel++) {
-          int64_t p = panel;
-          int part = 0;
-          while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
-          const Linear& linear = parts[part].linear;
-          float* out = parts[part].out;
-          multiply_panel(x, active.num_rows, linear, p, next_panel(p, last), spread_of(thread),
-                         [&](int64_t row, int half, Floats sums) {
-                           const int64_t column = p * kPanel + half * kLanes;
-                           store(out + row * linear.width() + column,
-                                 linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
-                         });
-        }
-      });
+  for_panels(num_panels, active, [&](int64_t panel, RowRange rows, int thread) {
+    int64_t p = panel;
+    int part = 0;
+    while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
+    const Linear& linear = parts[part].linear;
+    float* out = parts[part].out;
+    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+      const int64_t column = p * kPanel + half * kLanes;
+      store(out + row * linear.width() + column,
+            linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
+    });
+  });
   end_phase(kQkv);
 }
 
@@ -137,38 +150,29 @@ inline void Step::store_rows(int layer, bool is_last) {
 // Add a product to the residual stream.
 inline void Step::add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase) {
   const int64_t width = model_.hidden_width();
-  model_.pool().parallel(linear.num_panels, piece_of(linear.num_panels, active.num_rows),
-                         [&](int64_t first, int64_t last, int thread) {
-                           for (int64_t p = first; p < last; p++) {
-                             multiply_panel(x, active.num_rows, linear, p, next_panel(p, last), spread_of(thread),
-                                            [&](int64_t row, int half, Floats sums) {
-                                              const int64_t column = p * kPanel + half * kLanes;
-                                              float* at = active.hidden + row * width + column;
-                                              if (!linear.bias.empty())
-                                                sums = add(sums, load(linear.bias.data() + column));
-                                              store(at, add(load(at), sums));
-                                            });
-                           }
-                         });
+  for_panels(linear.num_panels, active, [&](int64_t p, RowRange rows, int thread) {
+    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+      const int64_t column = p * kPanel + half * kLanes;
+      float* at = active.hidden + row * width + column;
+      if (!linear.bias.empty()) sums = add(sums, load(linear.bias.data() + column));
+      store(at, add(load(at), sums));
+    });
+  });
   end_phase(phase);
 }
 
 // silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group.
 inline void Step::compute_gate_up(const Active& active, const Activations& x, const Linear& linear) {
-  const int64_t num_pairs = linear.num_panels / 2;
-  model_.pool().parallel(num_pairs, piece_of(num_pairs, active.num_rows), [&](int64_t first, int64_t last, int thread) {
+  for_panels(linear.num_panels / 2, active, [&](int64_t pair, RowRange rows, int thread) {
     float* gated = gated_[(size_t)thread].data();
-    for (int64_t pair = first; pair < last; pair++) {
-      for (int64_t side = 0; side < 2; side++) {
-        const int64_t p = 2 * pair + side, next = side == 0 ? p + 1 : 2 * next_panel(pair, last);
-        multiply_panel(x, active.num_rows, linear, p, next, spread_of(thread), [&](int64_t row, int half, Floats sums) {
-          float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
-          store(at, half == 0 ? silu(sums) : mul(load(at), sums));
-        });
-      }
-      for (int64_t r = 0; r < active.num_rows; r++) {
-        product_.put_group(r, pair, load(gated + r * kPanel), load(gated + r * kPanel + kLanes));
-      }
+    for (int64_t side = 0; side < 2; side++) {
+      multiply_panel(x, rows, linear, 2 * pair + side, spread_of(thread), [&](int64_t row, int half, Floats sums) {
+        float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
+        store(at, half == 0 ? silu(sums) : mul(load(at), sums));
+      });
+    }
+    for (int64_t r = rows.first; r < rows.last; r++) {
+      product_.put_group(r, pair, load(gated + r * kPanel), load(gated + r * kPanel + kLanes));
     }
   });
   end_phase(kGateUp);
@@ -184,7 +188,7 @@ inline void Step::compute_head(const Activations& x) {
   }
   model_.pool().parallel(head.num_panels, 8, [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
-      multiply_panel(x, (int64_t)wanted_.size(), head, p, next_panel(p, last), spread_of(thread),
+      multiply_panel(x, {0, (int64_t)wanted_.size()}, head, p, spread_of(thread),
                      [&](int64_t row, int half, Floats sums) {
                        const int64_t column = p * kPanel + half * kLanes;
                        if (writes_logits_) {

@@ -1,4 +1,8 @@
-// The threads of a step: the caller cuts work into pieces, and whoever has time takes the next one.
+// The threads of a step: work is cut into pieces, and each thread has a share of them.
+//
+// Shares are the same for all work of a size, so that a thread finds what it wrote in its own cache: on processors
+// whose cores do not all share one, a line from another core takes as long as one from memory. Who has done its own
+// share helps the others, but only after a moment: one that is about to be done is not helped by taking its lines away.
 //
 // The engine shares its cores with an event loop and often with a browser, so a helper can lose its core at any
 // moment. The caller never waits for a helper to come, only for the pieces that helpers have begun; alone it does
@@ -58,7 +62,7 @@ class Signal {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int num_threads) : cores_(std::max(num_threads, 1)) {
+  explicit ThreadPool(int num_threads) : cores_(std::max(num_threads, 1)), shares_((size_t)std::max(num_threads, 1)) {
     try {
       for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
     } catch (const std::system_error&) {
@@ -78,6 +82,40 @@ class ThreadPool {
   // [0, num_threads), is no one else's meanwhile. The body must not throw, nor call this. One caller at a time.
   template <class Body>
   void parallel(int64_t count, int64_t piece, const Body& body) {
+    run(count, piece, num_threads(), body);
+  }
+
+  // The same for pieces that take unequal time: whoever has time takes the next one, in their order.
+  template <class Body>
+  void parallel_in_order(int64_t count, int64_t piece, const Body& body) {
+    run(count, piece, 1, body);
+  }
+
+  // Where the share of a thread begins in [0, count) as `parallel` cuts it; that of `num_threads` is its end.
+  int64_t share_begin(int thread, int64_t count, int64_t piece) const {
+    return share_begin(thread, num_threads(), count, piece);
+  }
+
+ private:
+  using Task = void (*)(const void* context, int64_t first, int64_t last, int thread);
+
+  // A ticket is the number of the work (high half) and the first item that nobody has taken (low half). Whoever moves
+  // it on holds a piece, and until that is done the work's description stays.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> ticket{kClosed};
+    std::atomic<int64_t> end{0};
+  };
+
+  static constexpr int kSpins = 4000;              // about 50 us: longer than most pieces, far less than a time slice
+  static constexpr uint64_t kMaxPatience = 50000;  // ticks of the time stamp counter: about 15 us
+  static constexpr uint64_t kClosed = 0xffffffffu;
+
+  static int64_t share_begin(int share, int num_shares, int64_t count, int64_t piece) {
+    return share >= num_shares ? count : divide_up(count, piece) * share / num_shares * piece;
+  }
+
+  template <class Body>
+  void run(int64_t count, int64_t piece, int num_shares, const Body& body) {
     if (count <= 0) return;
     FlushDenormals flush;
     if (threads_.empty() || count <= piece) {
@@ -87,8 +125,8 @@ class ThreadPool {
     cores_.note(0);
     open([](const void* context, int64_t first, int64_t last,
             int thread) { (*static_cast<const Body*>(context))(first, last, thread); },
-         &body, count, piece);
-    take_pieces(0);
+         &body, count, piece, num_shares);
+    take_pieces(0, opened_.read());
     while (true) {  // the signal may be a late one, of the work before
       const uint32_t seen = finished_.read();
       if (num_done_.load(std::memory_order_acquire) == count) return;
@@ -96,23 +134,18 @@ class ThreadPool {
     }
   }
 
- private:
-  using Task = void (*)(const void* context, int64_t first, int64_t last, int thread);
-
-  static constexpr int kSpins = 4000;  // about 50 us: longer than most pieces, far less than a time slice
-  static constexpr uint64_t kClosed = 0xffffffffu;
-
-  // A ticket is the number of the work (high half) and the first piece that nobody has taken (low half). Whoever
-  // moves it on holds a piece, and until that is done the work's description stays.
-  void open(Task task, const void* context, int64_t count, int64_t piece) {
-    const uint64_t number = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket_.store(number << 32 | kClosed);
+  void open(Task task, const void* context, int64_t count, int64_t piece, int num_shares) {
+    const uint64_t number = (shares_[0].ticket.load(std::memory_order_relaxed) >> 32) + 1;
+    for (Share& share : shares_) share.ticket.store(number << 32 | kClosed);
     task_.store(task, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
     count_.store(count, std::memory_order_relaxed);
     piece_.store(piece, std::memory_order_relaxed);
     num_done_.store(0, std::memory_order_relaxed);
-    ticket_.store(number << 32);
+    for (int i = 0; i < num_threads(); i++) {
+      shares_[(size_t)i].end.store(share_begin(i + 1, num_shares, count, piece), std::memory_order_relaxed);
+      shares_[(size_t)i].ticket.store(number << 32 | (uint64_t)share_begin(i, num_shares, count, piece));
+    }
     opened_.advance();
   }
 
@@ -123,18 +156,36 @@ class ThreadPool {
     threads_.clear();
   }
 
-  void take_pieces(int thread) {
+  // Do a share of the work that was opened last when `opened_` was `seen`, then help with the others.
+  void take_pieces(int thread, uint32_t seen) {
+    const size_t num_shares = shares_.size(), own = (size_t)thread;
+    const uint64_t started = __rdtsc();
+    take_share(shares_[own], thread);
+    const uint64_t ended = __rdtsc(), patience = std::min((ended - started) / 2, kMaxPatience);
+    // To look at the others' tickets would take these away from them.
+    const auto is_done = [&] {
+      return num_done_.load(std::memory_order_acquire) == count_.load(std::memory_order_relaxed);
+    };
+    while (!is_done() && opened_.read() == seen && __rdtsc() - ended < patience) _mm_pause();
+    for (size_t i = 1; i < num_shares && !is_done(); i++) take_share(shares_[(own + i) % num_shares], thread);
+  }
+
+  void take_share(Share& share, int thread) {
+    int64_t num_done = 0, count = 0;
     while (true) {
-      uint64_t ticket = ticket_.load(std::memory_order_acquire);
-      const int64_t first = (int64_t)(ticket & kClosed), count = count_.load(std::memory_order_relaxed);
-      if (first >= count) return;
+      uint64_t ticket = share.ticket.load(std::memory_order_acquire);
+      const int64_t first = (int64_t)(ticket & kClosed), end = share.end.load(std::memory_order_relaxed);
+      if (first >= end) break;
       const Task task = task_.load(std::memory_order_relaxed);
       const void* context = context_.load(std::memory_order_relaxed);
-      const int64_t last = std::min(first + piece_.load(std::memory_order_relaxed), count);
-      if (!ticket_.compare_exchange_strong(ticket, (ticket & ~kClosed) | (uint64_t)last)) continue;
+      const int64_t last = std::min(first + piece_.load(std::memory_order_relaxed), end);
+      if (!share.ticket.compare_exchange_strong(ticket, (ticket & ~kClosed) | (uint64_t)last)) continue;
       task(context, first, last, thread);
-      if (num_done_.fetch_add(last - first, std::memory_order_acq_rel) + last - first == count) finished_.advance();
+      num_done += last - first;
+      count = count_.load(std::memory_order_relaxed);
     }
+    if (num_done == 0) return;
+    if (num_done_.fetch_add(num_done, std::memory_order_acq_rel) + num_done == count) finished_.advance();
   }
 
   void serve(int thread) {
@@ -142,7 +193,7 @@ class ThreadPool {
     while (!stopping_) {
       const uint32_t seen = opened_.read();
       cores_.keep_apart(thread);
-      take_pieces(thread);
+      take_pieces(thread, seen);
       if (!stopping_) opened_.wait_for_change(seen, kSpins);
     }
   }
@@ -151,7 +202,7 @@ class ThreadPool {
   std::vector<std::thread> threads_;
   std::atomic<bool> stopping_{false};
   Signal opened_, finished_;
-  alignas(64) std::atomic<uint64_t> ticket_{kClosed};
+  std::vector<Share> shares_;
   std::atomic<Task> task_{nullptr};
   std::atomic<const void*> context_{nullptr};
   std::atomic<int64_t> count_{0}, piece_{1};
