@@ -222,7 +222,7 @@ class LifeReader:
         self, number: int, entry: BatchEntry, record: StepRecord, end_ns: int, num_batch_tokens: int
     ) -> None:
         life = self._lives[number]
-        if not entry.is_decode:
+        if not entry.is_decode or self._num_tokens[number] == 0:  # a prompt may end with a chunk of one token
             life.chunks.append(
                 PromptChunk(
                     step=record.step, first_token=entry.num_computed_before, num_tokens=entry.num_scheduled

@@ -3,9 +3,9 @@
 There is no prefill phase and no decode phase. Every sequence has `num_tokens` known tokens and
 `num_computed_tokens` whose KV exists, and each step the second number catches up with the first
 under one budget of tokens. A long prompt catches up in chunks, a decoding sequence is one token
-behind; "prefill" and "decode" are labels for display. In a step in which a prompt ends, none is begun that
-does not: a first token waits for all of its step. (The idea is that of vLLM's V1 scheduler; paged
-KV with preemption by recompute or swap: Kwon et al., SOSP 2023, section 4.5.)
+behind; "prefill" and "decode" are labels for display. First come, first served, no prompt is begun in a step
+in which another one ends and it does not: a first token waits for all of its step. (The idea is that of
+vLLM's V1 scheduler; paged KV with preemption by recompute or swap: Kwon et al., SOSP 2023, section 4.5.)
 
 Why every step makes progress, and storms of preemptions end: a preempted sequence comes back with the blocks
 for `preemption_quantum` more tokens and cannot be preempted before it has generated them. So whoever lacks a
@@ -195,9 +195,10 @@ class StepPlanner:
         """Whether a part of this prompt would only make a step longer in which another one ends.
 
         The other's first token waits for the whole step, so what is left of the budget goes to prompts that
-        end in it, too. This one has the whole budget of the next step.
+        end in it, too; this one begins in the next step. Where urgency counts, nothing is kept from anybody:
+        a stream of small urgent prompts would keep a long one waiting until it has aged.
         """
-        if not self._has_first_token:
+        if not self._has_first_token or self._state.order.interrupts:
             return False
         num_left = len(sequence.token_ids) - len(hits) * self._state.config.block_size
         return num_left > self._budget and not self._kv.get_host_blocks(sequence, len(hits))

@@ -83,20 +83,19 @@ async def begin_streams(api: ServedApi, count: int, **fields: Any) -> list[async
     error. What the scheduler holds does not say so, as it may wait for one that has not even arrived.
     """
     body = api.chat_body(**{"stream": True, "max_tokens": 3000, "ignore_eos": True, **fields})
-    begun = [asyncio.Event() for _ in range(count)]
+    statuses: asyncio.Queue[int] = asyncio.Queue()
 
-    async def read(has_begun: asyncio.Event) -> str:
+    async def read() -> str:
         async with (
             httpx.AsyncClient(base_url=api.url, timeout=2 * POLL_TIMEOUT_S) as client,
             client.stream("POST", "/v1/chat/completions", json=body) as response,
         ):
-            has_begun.set()
+            statuses.put_nowait(response.status_code)
             return (await response.aread()).decode()
 
-    streams = [asyncio.create_task(read(has_begun)) for has_begun in begun]
+    streams = [asyncio.create_task(read()) for _ in range(count)]
     async with asyncio.timeout(POLL_TIMEOUT_S):
-        for has_begun in begun:
-            await has_begun.wait()
+        assert [await statuses.get() for _ in streams] == [200] * count
     return streams
 
 

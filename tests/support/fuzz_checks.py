@@ -238,10 +238,17 @@ class Auditor:
                 assert self._place(account) > last, f"{seq_id} was passed over"
 
     def _check_first_tokens(self, record: StepRecord) -> None:
-        """No prompt was begun that does not end in a step in which another one does."""
+        """First come, first served, no prompt is begun in a step in which only others end."""
+        if self.core.policies.policy == PriorityOrder.name:
+            return
         resumed = {event.seq_id: event.resumed for event in record.events if isinstance(event, Admitted)}
+        failed = {event.seq_id for event in record.events if isinstance(event, Finished)} - {
+            entry.seq_id for entry in record.batch if entry.token_id >= 0
+        }
         prompts = [
-            entry for entry in record.batch if not (entry.is_decode and resumed.get(entry.seq_id, True))
+            entry
+            for entry in record.batch
+            if entry.seq_id not in failed and not (entry.is_decode and resumed.get(entry.seq_id, True))
         ]
         if any(entry.token_id >= 0 for entry in prompts):
             assert all(entry.token_id >= 0 for entry in prompts if entry.seq_id in resumed), "held up"

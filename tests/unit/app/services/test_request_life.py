@@ -9,7 +9,7 @@ from app.services.request_life import ChoiceLife, LifeReader, make_phases
 from app.services.request_rows import RequestEvent
 from engine.records import Admitted, Arrived, Preempted
 from engine.snapshot import EngineSnapshot
-from tests.builders import random_run
+from tests.builders import make_core, make_request, random_run, run_to_end
 
 
 def make_events(*kinds: str) -> list[RequestEvent]:
@@ -74,6 +74,17 @@ def test_blocks_and_tokens_are_those_of_the_engine_in_a_run_with_preemptions() -
         assert [token.token_id for token in life.tokens] == [token for token in emitted if token >= 0]
         assert [token.index for token in life.tokens] == list(range(len(life.tokens)))
         assert any(change.hit for change in life.blocks) or seq_id not in hits
+
+
+def test_a_last_chunk_of_one_token_belongs_to_the_prompt() -> None:
+    core = make_core(num_blocks=16, max_num_batched_tokens=16, max_model_len=64)
+    core.add_request(make_request(prompt=33, max_tokens=3))
+    run = [result.record for result in run_to_end(core)]
+    life = ChoiceLife(choice_index=0, seq_id=1)
+    LifeReader(EngineSnapshot(core.config), [life], run[0].t_ns).take(run)
+    chunks = [(chunk.first_token, chunk.num_tokens) for chunk in life.chunks]
+    assert chunks == [(0, 16), (16, 16), (32, 1)]
+    assert len(life.tokens) == 3
 
 
 def test_records_that_do_not_follow_are_left_and_can_be_taken_after_a_new_start() -> None:

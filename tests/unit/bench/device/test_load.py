@@ -27,7 +27,7 @@ def test_lengths_do_not_depend_on_the_vocabulary() -> None:
     assert [prompt.num_new for prompt in one] == [prompt.num_new for prompt in other]
 
 
-@pytest.mark.parametrize("load", [TINY, Load(64, (10, 200), (10, 100), 512)])
+@pytest.mark.parametrize("load", [TINY, Load(64, (10, 200), (30, 100), 512)])
 def test_all_requests_run_together_without_preemption(load: Load) -> None:
     prompts = load.prompts(500)
     limits = engine_config(load, prompts)

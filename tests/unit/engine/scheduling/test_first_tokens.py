@@ -3,9 +3,9 @@
 from typing import Any
 
 from engine.core import EngineCore
-from engine.records import Admitted, BatchEntry, StopReason
-from tests.builders import make_core, make_request
-from tests.support.scheduling import events_of
+from engine.records import Admitted, BatchEntry, Preempted, StopReason
+from tests.builders import make_core, make_request, run_to_end
+from tests.support.scheduling import events_of, own_prompt
 from tests.unit.engine.scheduling.test_fault_kinds import make_loading_core
 
 
@@ -96,3 +96,34 @@ def test_a_copy_from_the_host_tier_begins_beside_a_first_token() -> None:
     admitted = events_of([result], Admitted)
     assert [(event.num_host_tokens > 0) for event in admitted] == [False, True]
     assert [entry.num_scheduled for entry in result.record.batch] == [3]
+
+
+def test_where_urgency_counts_the_rest_of_a_step_is_kept_from_nobody() -> None:
+    core = make_roomy_core(policy="priority")
+    core.add_request(make_request("long", prompt=60, priority=10, max_tokens=2))
+    num_computed = 0
+    for index in range(4):
+        core.add_request(make_request(f"urgent {index}", prompt=own_prompt(index, 5), max_tokens=1))
+        num_computed += sizes(core.step().record.batch).get(1, 0)
+    assert num_computed == 4 * (16 - 5)
+
+
+def test_an_answer_that_is_computed_again_is_not_held_up_either() -> None:
+    core = make_core(num_blocks=12, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=48)
+    for name in ("a", "b"):
+        core.add_request(make_request(name, prompt=own_prompt(ord(name) - 97, 14), max_tokens=22))
+    while not events_of([core.step()], Preempted):
+        pass
+    core.add_request(make_request("c", prompt=own_prompt(3, 20), max_tokens=2))
+    results = run_to_end(core)
+    (resumed, *_) = [event for event in events_of(results, Admitted) if event.resumed]
+    last = next(
+        result.record
+        for result in results
+        if any(
+            e.seq_id == resumed.seq_id and e.num_scheduled > 1 and e.token_id >= 0
+            for e in result.record.batch
+        )
+    )
+    assert last.stop_reason == StopReason.PROMPT_ENDS
+    assert 3 not in sizes(last.batch)
