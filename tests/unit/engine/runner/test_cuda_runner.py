@@ -178,8 +178,8 @@ def test_nothing_is_computed_ahead_while_a_copy_may_still_read(folder: Path) -> 
 def live(core: EngineCore, seed: int) -> list[StepResult]:
     """Lead an engine through a random life: requests come, are aborted and stopped at any step."""
     rng, results, num_requests = random.Random(seed), [], 0
-    while num_requests < 30 or core.has_work:
-        if num_requests < 30 and rng.random() < 0.3:
+    while num_requests < 40 or core.has_work:
+        if num_requests < 40 and rng.random() < 0.3:
             params = SamplingParams(
                 max_tokens=rng.randint(1, 30),
                 temperature=rng.choice([0.0, 0.0, 1.0]),
@@ -196,9 +196,9 @@ def live(core: EngineCore, seed: int) -> list[StepResult]:
             )
             num_requests += 1
         if rng.random() < 0.05:
-            core.abort(str(rng.randrange(30)))
+            core.abort(str(rng.randrange(40)))
         if rng.random() < 0.05:
-            core.stop(str(rng.randrange(30)), 0)
+            core.stop(str(rng.randrange(40)), 0)
         result = core.step() if core.has_work else core.flush()
         if result is not None:
             results.append(result)
@@ -226,7 +226,7 @@ def test_records_are_those_of_a_runner_that_never_computes_ahead(folder: Path, s
         assert got.outputs == want.outputs
     assert any(isinstance(event, Preempted) for result in results for event in result.record.events)
     assert runner.num_taken > 100
-    assert runner.num_dropped > 3
+    assert runner.num_dropped > 5
 
 
 # ---- tokens that candidates do not decide -----------------------------------------------------------

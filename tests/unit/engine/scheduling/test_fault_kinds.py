@@ -20,15 +20,11 @@ from engine.records import (
     Stalled,
     StepResult,
 )
-from engine.runner.base import ModelRunnerOutput
-from engine.runner.fake import FakeRunner
-from engine.scheduling.output import SchedulerOutput
 from engine.sequence import EngineRequest, FinishReason
 from engine.snapshot import EngineSnapshot
 from tests.builders import (
     VOCAB_SIZE,
     folded_state,
-    make_config,
     make_core,
     make_request,
     run_to_end,
@@ -36,7 +32,7 @@ from tests.builders import (
     state_from_books,
     tokens_of,
 )
-from tests.support.scheduling import events_of, own_prompt
+from tests.support.scheduling import events_of, make_loading_core, own_prompt
 
 TINY: dict[str, Any] = {"num_blocks": 8, "block_size": 16, "max_num_batched_tokens": 64, "max_model_len": 128}
 """128 tokens in all."""
@@ -379,27 +375,6 @@ def test_after_hundreds_of_short_requests_no_block_is_missing() -> None:
 
 
 # ---------------------------------------------------------------------- aborts while blocks are loaded
-
-
-class ForgetfulRunner(FakeRunner):
-    """Never reports a load unless it is told to finish it, and reports some that nobody knows."""
-
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().execute(scheduler_output)
-        finished = [*output.finished_loads, *output.finished_loads, 10**6]
-        return ModelRunnerOutput(output.token_ids, 0, 0, finished)
-
-
-def make_loading_core(load_steps: int) -> tuple[EngineCore, list[int]]:
-    """Return an engine whose host tier holds a prompt that its pool does not, and the prompt."""
-    config = make_config(num_blocks=8, num_host_blocks=64)
-    runner = ForgetfulRunner(8, 4, vocab_size=VOCAB_SIZE, load_steps=load_steps)
-    core = EngineCore(config, runner)
-    prompt = own_prompt(1, 17)
-    for name, tokens in (("a", prompt), ("b", own_prompt(2, 31))):
-        core.add_request(make_request(name, prompt=tokens, max_tokens=1))
-        run_to_end(core)
-    return core, prompt
 
 
 def begin_load(core: EngineCore, name: str, prompt: list[int]) -> list[StepResult]:

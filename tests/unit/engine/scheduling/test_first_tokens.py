@@ -5,8 +5,7 @@ from typing import Any
 from engine.core import EngineCore
 from engine.records import Admitted, BatchEntry, Preempted, StopReason
 from tests.builders import make_core, make_request, run_to_end
-from tests.support.scheduling import events_of, own_prompt
-from tests.unit.engine.scheduling.test_fault_kinds import make_loading_core
+from tests.support.scheduling import events_of, make_loading_core, own_prompt
 
 
 def sizes(batch: list[BatchEntry]) -> dict[int, int]:
