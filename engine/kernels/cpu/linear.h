@@ -38,7 +38,7 @@ struct Linear {
   bool has_zero_points = false;  // Q4_1; otherwise all codes count from `zero_point`
   int32_t zero_point = 0;
   Memory data;
-  std::vector<float> bias;  // empty, or padded to whole panels
+  LineVector<float> bias;  // empty, or padded to whole panels
 
   bool is_set() const { return num_outputs > 0; }
   int64_t width() const { return num_panels * kPanel; }  // outputs, padded

@@ -19,7 +19,7 @@ constexpr int kMaxVector = PG_FINAL_NORM + 1;
 
 struct Layer {
   Linear q, k, v, o, gate_up, down;
-  std::vector<float> attn_norm, mlp_norm, q_norm, k_norm;  // hidden_size padded to whole groups; head_dim
+  LineVector<float> attn_norm, mlp_norm, q_norm, k_norm;  // hidden_size padded to whole groups; head_dim
 
   HeadNorms head_norms(float eps) const {
     return {q_norm.empty() ? nullptr : q_norm.data(), k_norm.empty() ? nullptr : k_norm.data(), eps};
@@ -88,7 +88,7 @@ class Model {
                         ", expected " + std::to_string(size.outputs) + " x " + std::to_string(size.inputs));
     }
     Linear& linear = place_of(layer, which);
-    std::vector<float> bias = std::move(linear.bias);
+    LineVector<float> bias = std::move(linear.bias);
     linear = pack_linear(pool_, (PgKind)kind, tensors, num_tensors);
     linear.bias = std::move(bias);
   }
@@ -101,7 +101,7 @@ class Model {
       throw BadArgument("a vector has " + std::to_string(values.rows) + " numbers, expected " + std::to_string(size) +
                         " of float32");
     }
-    std::vector<float> padded((size_t)round_up(size, kPanel), 0.0f);
+    LineVector<float> padded((size_t)round_up(size, kPanel), 0.0f);
     const auto* numbers = static_cast<const float*>(values.data);
     for (int64_t i = 0; i < size; i++) padded[(size_t)i] = numbers[source_row(values, i)];
     vector_at(layer, which) = std::move(padded);
@@ -184,7 +184,7 @@ class Model {
     }
   }
 
-  std::vector<float>& vector_at(int32_t i, int32_t which) {
+  LineVector<float>& vector_at(int32_t i, int32_t which) {
     if (which == PG_FINAL_NORM) return final_norm_;
     Layer& layer = checked_layer(i);
     switch (which) {
@@ -203,7 +203,7 @@ class Model {
   ThreadPool pool_;
   std::vector<Layer> layers_;
   Linear head_, embedding_;
-  std::vector<float> final_norm_, cosines_, sines_;
+  LineVector<float> final_norm_, cosines_, sines_;
   std::unique_ptr<KvCache> cache_;
 };
 

@@ -32,8 +32,8 @@ inline Floats masses_of(Floats distances) {
 struct Candidates {
   explicit Candidates(int vocab_size)
       : distances(vocab_size + 2 * kLanes), masses(vocab_size + 2 * kLanes), ids(vocab_size + 2 * kLanes) {}
-  std::vector<float> distances, masses;
-  std::vector<int32_t> ids;
+  LineVector<float> distances, masses;
+  LineVector<int32_t> ids;
   int count = 0;
 };
 

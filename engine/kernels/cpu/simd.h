@@ -94,6 +94,11 @@ inline void store_bf16(uint16_t* p, Floats a, Floats b) {
 
 // Pairs of bfloat16, `even` in the low halves.
 inline Ints bf16_pairs(Floats even, Floats odd) {
+#if defined(__AVX512BF16__)
+  const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even.v));
+  const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd.v));
+  return {_mm512_or_si512(low, _mm512_slli_epi32(high, 16))};
+#endif
   uint16_t evens[kLanes], odds[kLanes];
   store_bf16(evens, even);
   store_bf16(odds, odd);
@@ -122,11 +127,13 @@ inline float reduce_max(Floats a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
-inline int32_t reduce_add(Ints a) {
-  const __m256i eight = _mm256_add_epi32(low_half(a), high_half(a));
-  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+inline int32_t reduce_add(Ints a) { return reduce_add(_mm256_add_epi32(low_half(a), high_half(a))); }
+
+inline int32_t reduce_max(Ints a) {
+  const __m256i eight = _mm256_max_epi32(low_half(a), high_half(a));
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 1)));
 }
 
 inline double reduce_add(Doubles a) {

@@ -131,6 +131,19 @@ inline __m128i narrow_to_int16(__m256i a) {
 inline void store_as_int8(int8_t* p, Ints a) {
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(narrow_to_int16(a.lo), narrow_to_int16(a.hi)));
 }
+inline Ints magnitude_bits(Floats a) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  return {_mm256_and_si256(_mm256_castps_si256(a.lo), mask), _mm256_and_si256(_mm256_castps_si256(a.hi), mask)};
+}
+inline Ints max_ints(Ints a, Ints b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
+inline int32_t store_int8_group(int8_t* p, uint8_t* shifted, Ints a, Ints b) {
+  const __m128i low = _mm_packs_epi16(narrow_to_int16(a.lo), narrow_to_int16(a.hi));
+  const __m128i high = _mm_packs_epi16(narrow_to_int16(b.lo), narrow_to_int16(b.hi));
+  const __m256i bytes = _mm256_set_m128i(high, low);
+  _mm256_storeu_si256((__m256i*)p, bytes);
+  _mm256_storeu_si256((__m256i*)shifted, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+  return reduce_add(_mm256_add_epi32(_mm256_add_epi32(a.lo, a.hi), _mm256_add_epi32(b.lo, b.hi)));
+}
 inline Ints load_int8(const int8_t* p) {
   const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
   return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};

@@ -31,10 +31,7 @@ inline Floats round_even(Floats a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 // a * 2^n for whole numbers n in [-126, 127]
-inline Floats scale_by_power(Floats a, Floats n) {
-  const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-  return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(exponent))};
-}
+inline Floats scale_by_power(Floats a, Floats n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // The same for n + kToInteger, where neither `a` nor the result is 0, denormal or infinite.
 inline Floats add_to_exponent(Floats a, Floats n_shifted) {
   const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(n_shifted.v), 23);
@@ -92,6 +89,18 @@ inline __m256i high_half(Ints a) { return _mm512_extracti32x8_epi32(a.v, 1); }
 
 // 16 int32 to 16 int8; every number must lie in [-128, 127].
 inline void store_as_int8(int8_t* p, Ints a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
+inline Ints magnitude_bits(Floats a) {
+  return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff))};
+}
+inline Ints max_ints(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
+// 32 int32 in [-127, 127] as int8, the same plus 128, and their sum.
+inline int32_t store_int8_group(int8_t* p, uint8_t* shifted, Ints a, Ints b) {
+  const __m256i bytes =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a.v)), _mm512_cvtepi32_epi8(b.v), 1);
+  _mm256_storeu_si256((__m256i*)p, bytes);
+  _mm256_storeu_si256((__m256i*)shifted, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+  return reduce_add(_mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes));
+}
 inline Ints load_int8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Ints load_int16(const int16_t* p) { return {_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p))}; }
 

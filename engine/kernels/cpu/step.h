@@ -108,6 +108,7 @@ class Step {
   const Activations& take_attention(const Active& active);
   void add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase);
   void compute_gate_up(const Active& active, const Activations& x, const Linear& linear);
+  void keep_best(Best& seen, Floats logits, int64_t first) const;
   void compute_head(const Activations& x);
   void sample();
   void take_best();
@@ -133,14 +134,14 @@ class Step {
   bool writes_logits_ = false;
 
   // numbers of the step; rows of float32 are padded to whole panels
-  std::vector<float> hidden_rows_, wanted_hidden_, q_, k_, v_, attended_, logits_;
-  std::vector<uint16_t> queries_;
+  LineVector<float> hidden_rows_, wanted_hidden_, q_, k_, v_, attended_, logits_;
+  LineVector<uint16_t> queries_;
   Activations normed_, attended_rounded_, product_;  // what layers multiply; `product_`: of the MLP's two branches
   std::vector<Best> best_;                           // (threads, wanted)
 
   // per thread
   std::vector<Memory> spread_;
-  std::vector<std::vector<float>> gated_;  // two panels of products for all rows
+  std::vector<LineVector<float>> gated_;  // two panels of products for all rows
   std::vector<DrawScratch> draw_scratch_;
 
   RowPreparer preparer_;

@@ -101,6 +101,13 @@ void Step::for_panels(int64_t num_panels, const Active& active, const Body& body
   });
 }
 
+// Add the bias of panel `p`, if there is one.
+inline void add_bias(const Linear& linear, int64_t p, Floats& left, Floats& right) {
+  if (linear.bias.empty()) return;
+  left = add(left, load(linear.bias.data() + p * kPanel));
+  right = add(right, load(linear.bias.data() + p * kPanel + kLanes));
+}
+
 inline void Step::compute_qkv(const Active& active, const Activations& x, const Layer& layer) {
   const struct {
     const Linear& linear;
@@ -113,10 +120,10 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
     while (p >= parts[part].linear.num_panels) p -= parts[part++].linear.num_panels;
     const Linear& linear = parts[part].linear;
     float* out = parts[part].out;
-    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
-      const int64_t column = p * kPanel + half * kLanes;
-      store(out + row * linear.width() + column,
-            linear.bias.empty() ? sums : add(sums, load(linear.bias.data() + column)));
+    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, Floats left, Floats right) {
+      add_bias(linear, p, left, right);
+      store(out + row * linear.width() + p * kPanel, left);
+      store(out + row * linear.width() + p * kPanel + kLanes, right);
     });
   });
   end_phase(kQkv);
@@ -151,31 +158,47 @@ inline void Step::store_rows(int layer, bool is_last) {
 inline void Step::add_product(const Active& active, const Activations& x, const Linear& linear, Phase phase) {
   const int64_t width = model_.hidden_width();
   for_panels(linear.num_panels, active, [&](int64_t p, RowRange rows, int thread) {
-    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, int half, Floats sums) {
-      const int64_t column = p * kPanel + half * kLanes;
-      float* at = active.hidden + row * width + column;
-      if (!linear.bias.empty()) sums = add(sums, load(linear.bias.data() + column));
-      store(at, add(load(at), sums));
+    multiply_panel(x, rows, linear, p, spread_of(thread), [&](int64_t row, Floats left, Floats right) {
+      float* at = active.hidden + row * width + p * kPanel;
+      add_bias(linear, p, left, right);
+      store(at, add(load(at), left));
+      store(at + kLanes, add(load(at + kLanes), right));
     });
   });
   end_phase(phase);
 }
 
-// silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group.
+// silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group. All rows of both
+// come first: what follows is long chains of few instructions, which the processor overlaps if nothing is between them.
 inline void Step::compute_gate_up(const Active& active, const Activations& x, const Linear& linear) {
   for_panels(linear.num_panels / 2, active, [&](int64_t pair, RowRange rows, int thread) {
     float* gated = gated_[(size_t)thread].data();
     for (int64_t side = 0; side < 2; side++) {
-      multiply_panel(x, rows, linear, 2 * pair + side, spread_of(thread), [&](int64_t row, int half, Floats sums) {
-        float* at = gated + row * kPanel + side * kLanes;  // first the gate, then its product with the other half
-        store(at, half == 0 ? silu(sums) : mul(load(at), sums));
+      multiply_panel(x, rows, linear, 2 * pair + side, spread_of(thread), [&](int64_t row, Floats gate, Floats up) {
+        float* at = gated + (2 * row + side) * kPanel;
+        store(at, gate);
+        store(at + kLanes, up);
       });
     }
     for (int64_t r = rows.first; r < rows.last; r++) {
-      product_.put_group(r, pair, load(gated + r * kPanel), load(gated + r * kPanel + kLanes));
+      const float* left = gated + 2 * r * kPanel;
+      const float* right = left + kPanel;
+      product_.put_group(r, pair, mul(silu(load(left)), load(left + kLanes)),
+                         mul(silu(load(right)), load(right + kLanes)));
     }
   });
   end_phase(kGateUp);
+}
+
+// Logits of the vocabulary's tokens from `first` on: what is behind its end does not count.
+inline void Step::keep_best(Best& seen, Floats logits, int64_t first) const {
+  const int64_t num_lanes = config_.vocab_size - first;
+  if (num_lanes < kLanes) {
+    logits =
+        first_lanes(logits, (int)std::max<int64_t>(0, num_lanes), broadcast(-std::numeric_limits<float>::infinity()));
+  }
+  keep_greater(seen.value, seen.token, logits, lane_numbers((int32_t)first));
+  seen.has_nan = seen.has_nan || lanes_with_nan(logits) != 0;
 }
 
 // Logits of the wanted rows, or no more than the best of each: 64 rows of 49,152 logits are 12 MB to write and read.
@@ -189,17 +212,15 @@ inline void Step::compute_head(const Activations& x) {
   model_.pool().parallel(head.num_panels, 8, [&](int64_t first, int64_t last, int thread) {
     for (int64_t p = first; p < last; p++) {
       multiply_panel(x, {0, (int64_t)wanted_.size()}, head, p, spread_of(thread),
-                     [&](int64_t row, int half, Floats sums) {
-                       const int64_t column = p * kPanel + half * kLanes;
+                     [&](int64_t row, Floats left, Floats right) {
                        if (writes_logits_) {
-                         store(logits_.data() + row * head.width() + column, sums);
+                         store(logits_.data() + row * head.width() + p * kPanel, left);
+                         store(logits_.data() + row * head.width() + p * kPanel + kLanes, right);
                          return;
                        }
-                       const int num_lanes = (int)std::min<int64_t>(kLanes, config_.vocab_size - column);
-                       if (num_lanes < kLanes) sums = first_lanes(sums, num_lanes, none);
                        Best& seen = best_[(size_t)thread * wanted_.size() + (size_t)row];
-                       keep_greater(seen.value, seen.token, sums, lane_numbers((int32_t)column));
-                       seen.has_nan = seen.has_nan || lanes_with_nan(sums) != 0;
+                       keep_best(seen, left, p * kPanel);
+                       keep_best(seen, right, p * kPanel + kLanes);
                      });
     }
   });

@@ -48,7 +48,7 @@ inline void Step::reserve(int64_t num_rows) {
   normed_ = Activations(model_.number(), rows, model_.hidden_width());
   attended_rounded_ = Activations(model_.number(), rows, query_width);
   product_ = Activations(model_.number(), rows, mlp_width);
-  gated_.assign((size_t)config_.num_threads, std::vector<float>((size_t)(rows * kPanel)));
+  gated_.assign((size_t)config_.num_threads, LineVector<float>((size_t)(rows * 2 * kPanel)));
   capacity_ = rows;
 }
 
