@@ -19,8 +19,8 @@ enum class Number { kInt8 = 0, kBf16 = 1, kFloat32 = 2 };
 
 inline int64_t bytes_of(Number number) { return number == Number::kInt8 ? 1 : number == Number::kBf16 ? 2 : 4; }
 
-// `num_rows` rows of `width` numbers. For int8 also the integers plus 128, and per row and group: the scale, the sum of
-// the integers, and the product of both as bfloat16 (an even number of them, padded with 0).
+// `num_rows` rows of `width` numbers. For int8 also, per row and group: the scale, the sum of the integers, and the
+// product of both as bfloat16 (an even number of them, padded with 0).
 class Activations {
  public:
   Activations() = default;
@@ -30,7 +30,6 @@ class Activations {
       const size_t groups = (size_t)(num_rows * (width / kGroup));
       scales_.resize(groups);
       sums_.resize(groups);
-      shifted_.resize(data_.size());
       scaled_sums_.resize((size_t)(num_rows * num_pairs() * 2));
     }
   }
@@ -46,7 +45,9 @@ class Activations {
     return reinterpret_cast<const T*>(data_.data()) + r * width_;
   }
   const float* scales(int64_t r) const { return scales_.data() + r * (width_ / kGroup); }
-  const uint8_t* shifted_row(int64_t r) const { return shifted_.data() + r * width_; }
+  // Whether integers are stored plus 128, as uint8: what a spread panel is multiplied with.
+  bool is_shifted() const { return is_shifted_; }
+  void set_shifted(bool is_shifted) { is_shifted_ = is_shifted; }
   int64_t num_pairs() const { return divide_up(width_, 2 * kGroup); }
   const uint16_t* scaled_sums(int64_t r) const { return scaled_sums_.data() + r * num_pairs() * 2; }
   const int32_t* sums(int64_t r) const { return sums_.data() + r * (width_ / kGroup); }
@@ -85,9 +86,9 @@ class Activations {
     }
     const float inverse = 127.0f / largest;
     const Floats factor = broadcast(inverse <= FLT_MAX ? inverse : 0.0f);
-    const int64_t column = r * width_ + group * kGroup, at = r * (width_ / kGroup) + group;
-    const int32_t sum = store_int8_group(reinterpret_cast<int8_t*>(data_.data()) + column, shifted_.data() + column,
-                                         to_ints(mul(a, factor)), to_ints(mul(b, factor)));
+    const int32_t sum = store_int8_group(row<uint8_t>(r) + group * kGroup, to_ints(mul(a, factor)),
+                                         to_ints(mul(b, factor)), is_shifted_ ? 0x80 : 0);
+    const int64_t at = r * (width_ / kGroup) + group;
     scales_[(size_t)at] = scale;
     scaled_sums_[(size_t)(r * num_pairs() * 2 + group)] = float_to_bf16(scale * (float)sum);
     sums_[(size_t)at] = sum;
@@ -95,7 +96,8 @@ class Activations {
 
   Number number_ = Number::kInt8;
   int64_t width_ = 0;
-  LineVector<uint8_t> data_, shifted_;
+  bool is_shifted_ = false;
+  LineVector<uint8_t> data_;
   LineVector<float> scales_;
   LineVector<int32_t> sums_;
   LineVector<uint16_t> scaled_sums_;

@@ -124,16 +124,38 @@ class KvCache {
     }
   }
 
+  // Whether `write_two` can be used.
+  bool has_token_pairs() const { return is_tiled() && !is_int8(); }
+
+  // The same for two tokens at `offset`, which is even, and behind it: rows of `key_step` and `value_step` numbers.
+  // Values of two tokens are whole vectors, where those of one are as many stores as numbers.
+  void write_two(int layer, int block, int offset, int kv_head, const float* keys, int64_t key_step,
+                 const float* values, int64_t value_step) const {
+    auto* to = reinterpret_cast<uint16_t*>(head(layer, block, kv_head));
+    const KvPlace at = place(offset);
+    write_key_bf16(to, at, keys);
+    write_key_bf16(to, place(offset + 1), keys + key_step);
+    for (int i = 0; i < head_dim_; i += kLanes) {
+      store_ints(to + at.value + (int64_t)i * at.value_step,
+                 bf16_pairs(load(values + i), load(values + value_step + i)));
+    }
+  }
+
  private:
   static constexpr int kMaxHeadDim = 256;
 
   int chunk_tokens() const { return is_tiled() ? kTile : 1; }
 
+  void write_key_bf16(uint16_t* to, const KvPlace& at, const float* key) const {
+    alignas(64) uint16_t numbers[kMaxHeadDim];
+    for (int i = 0; i < head_dim_; i += kLanes) store_bf16(numbers + i, load(key + i));
+    for (int i = 0; i < head_dim_ / 2; i++) std::memcpy(to + at.key + (int64_t)i * at.key_step, numbers + 2 * i, 4);
+  }
+
   void write_bf16(uint16_t* to, int offset, const float* key, const float* value) const {
     alignas(64) uint16_t numbers[kMaxHeadDim];
     const KvPlace at = place(offset);
-    for (int i = 0; i < head_dim_; i += kLanes) store_bf16(numbers + i, load(key + i));
-    for (int i = 0; i < head_dim_ / 2; i++) std::memcpy(to + at.key + (int64_t)i * at.key_step, numbers + 2 * i, 4);
+    write_key_bf16(to, at, key);
     for (int i = 0; i < head_dim_; i += kLanes) store_bf16(numbers + i, load(value + i));
     for (int i = 0; i < head_dim_; i++) to[at.value + (int64_t)i * at.value_step] = numbers[i];
   }

@@ -48,6 +48,19 @@ class RowPreparer {
     }
   }
 
+  // The same for a sequence's tokens at `position` and behind it, whose keys and values are `step` numbers apart; both
+  // in one pair of the cache.
+  void store_two(const float* keys, const float* values, int64_t step, int position, const HeadNorms& norms,
+                 const KvCache& cache, int layer, int block) const {
+    alignas(64) float rotated[2 * kMaxHeadDim];
+    const int offset = position % cache.block_size();
+    for (int head = 0; head < cache.num_kv_heads(); head++, keys += head_dim_, values += head_dim_) {
+      rotate(keys, norms.key, norms.eps, position, rotated);
+      rotate(keys + step, norms.key, norms.eps, position + 1, rotated + kMaxHeadDim);
+      cache.write_two(layer, block, offset, head, rotated, kMaxHeadDim, values, step);
+    }
+  }
+
  private:
   static constexpr int kMaxHeadDim = 256;
 
@@ -60,8 +73,15 @@ class RowPreparer {
       normalise(from, norm, eps, normed);
       from = normed;
     }
-    // Products are rounded before they are added, whether the compiler makes vectors of this or not.
-    for (int i = 0; i < half; i++) {
+    // Products are rounded before they are added, in vectors or not.
+    int i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+      const Floats left = load(from + i), right = load(from + i + half);
+      const Floats cosine = load(cosines + i), sine = load(sines + i);
+      store(to + i, sub(mul(left, cosine), mul(right, sine)));
+      store(to + i + half, add(mul(right, cosine), mul(left, sine)));
+    }
+    for (; i < half; i++) {
       const float left = from[i], right = from[i + half];
       to[i] = left * cosines[i] - right * sines[i];
       to[i + half] = right * cosines[i] + left * sines[i];

@@ -136,12 +136,11 @@ inline Ints magnitude_bits(Floats a) {
   return {_mm256_and_si256(_mm256_castps_si256(a.lo), mask), _mm256_and_si256(_mm256_castps_si256(a.hi), mask)};
 }
 inline Ints max_ints(Ints a, Ints b) { return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)}; }
-inline int32_t store_int8_group(int8_t* p, uint8_t* shifted, Ints a, Ints b) {
+inline int32_t store_int8_group(uint8_t* p, Ints a, Ints b, int flip) {
   const __m128i low = _mm_packs_epi16(narrow_to_int16(a.lo), narrow_to_int16(a.hi));
   const __m128i high = _mm_packs_epi16(narrow_to_int16(b.lo), narrow_to_int16(b.hi));
   const __m256i bytes = _mm256_set_m128i(high, low);
-  _mm256_storeu_si256((__m256i*)p, bytes);
-  _mm256_storeu_si256((__m256i*)shifted, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+  _mm256_storeu_si256((__m256i*)p, _mm256_xor_si256(bytes, _mm256_set1_epi8((char)flip)));
   return reduce_add(_mm256_add_epi32(_mm256_add_epi32(a.lo, a.hi), _mm256_add_epi32(b.lo, b.hi)));
 }
 inline Ints load_int8(const int8_t* p) {

@@ -93,12 +93,11 @@ inline Ints magnitude_bits(Floats a) {
   return {_mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff))};
 }
 inline Ints max_ints(Ints a, Ints b) { return {_mm512_max_epi32(a.v, b.v)}; }
-// 32 int32 in [-127, 127] as int8, the same plus 128, and their sum.
-inline int32_t store_int8_group(int8_t* p, uint8_t* shifted, Ints a, Ints b) {
+// 32 int32 in [-127, 127] as int8, their bits flipped where `flip` has ones. Returns their sum.
+inline int32_t store_int8_group(uint8_t* p, Ints a, Ints b, int flip) {
   const __m256i bytes =
       _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(a.v)), _mm512_cvtepi32_epi8(b.v), 1);
-  _mm256_storeu_si256((__m256i*)p, bytes);
-  _mm256_storeu_si256((__m256i*)shifted, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+  _mm256_storeu_si256((__m256i*)p, _mm256_xor_si256(bytes, _mm256_set1_epi8((char)flip)));
   return reduce_add(_mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes));
 }
 inline Ints load_int8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }

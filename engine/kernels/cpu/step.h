@@ -100,9 +100,10 @@ class Step {
   template <class Body>
   void for_panels(int64_t num_panels, const Active& active, const Body& body);
   template <class Put>
-  void round_rows(const Active& active, const Put& put);
+  void round_rows(const Active& active, Activations& x, const Put& put);
   const Activations& normalise(const Active& active, const float* weight);
   void compute_qkv(const Active& active, const Activations& x, const Layer& layer);
+  bool is_pair(int64_t r, int64_t end) const;
   void store_rows(int layer, bool is_last);
   Active keep_wanted();
   const Activations& take_attention(const Active& active);

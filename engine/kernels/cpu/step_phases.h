@@ -37,9 +37,10 @@ inline void Step::embed() {
   end_phase(kEmbed);
 }
 
-// Put rows into a form that is multiplied: put(row) rounds one. Few rows take less time than sharing them out.
+// Put rows into the form in which `x` is multiplied: put(row) rounds one.
 template <class Put>
-void Step::round_rows(const Active& active, const Put& put) {
+void Step::round_rows(const Active& active, Activations& x, const Put& put) {
+  x.set_shifted(active.num_rows > kDirectRows);
   model_.pool().parallel(active.num_rows, kElementPiece, [&](int64_t first, int64_t last, int) {
     for (int64_t r = first; r < last; r++) put(r);
   });
@@ -47,7 +48,7 @@ void Step::round_rows(const Active& active, const Put& put) {
 
 inline const Activations& Step::normalise(const Active& active, const float* weight) {
   const int64_t width = model_.hidden_width();
-  round_rows(active, [&](int64_t r) {
+  round_rows(active, normed_, [&](int64_t r) {
     normalise_row(active.hidden + r * width, weight, config_.hidden_size, config_.rms_norm_eps, r, normed_);
   });
   end_phase(kNorm);
@@ -57,7 +58,8 @@ inline const Activations& Step::normalise(const Active& active, const float* wei
 // What attention gave, as the input of the output layer.
 inline const Activations& Step::take_attention(const Active& active) {
   const int64_t size = model_.query_size();
-  round_rows(active, [&](int64_t r) { attended_rounded_.put_row(r, attended_.data() + r * size, size); });
+  round_rows(active, attended_rounded_,
+             [&](int64_t r) { attended_rounded_.put_row(r, attended_.data() + r * size, size); });
   end_phase(kCombine);
   return attended_rounded_;
 }
@@ -129,26 +131,41 @@ inline void Step::compute_qkv(const Active& active, const Activations& x, const 
   end_phase(kQkv);
 }
 
+// Whether row `r` and the next, before `end`, are tokens whose keys and values go to one pair of the cache.
+inline bool Step::is_pair(int64_t r, int64_t end) const {
+  return model_.cache().has_token_pairs() && r + 1 < end && rows_.positions[(size_t)r] % 2 == 0 &&
+         rows_.sequences[(size_t)r] == rows_.sequences[(size_t)r + 1];
+}
+
 // Keys and values to the cache, queries to where attention reads them; in the last layer only the wanted ones'.
 inline void Step::store_rows(int layer, bool is_last) {
-  const HeadNorms norms = model_.layer(layer).head_norms(config_.rms_norm_eps);
+  const Layer& weights = model_.layer(layer);
+  const HeadNorms norms = weights.head_norms(config_.rms_norm_eps);
+  const KvCache& cache = model_.cache();
   model_.pool().parallel(num_rows_, kElementPiece, [&](int64_t first, int64_t last, int) {
     for (int64_t r = first; r < last; r++) {
-      const int offset = rows_.positions[(size_t)r] % model_.cache().block_size();
+      const int offset = rows_.positions[(size_t)r] % cache.block_size();
       // The next token of a sequence goes to the same lines, until its tile is full.
       const bool is_new =
           r == first || rows_.sequences[(size_t)r] != rows_.sequences[(size_t)r - 1] || offset % kTile == 0;
-      if (is_new) model_.cache().fetch(layer, blocks_[(size_t)r], offset);
+      if (is_new) cache.fetch(layer, blocks_[(size_t)r], offset);
     }
     for (int64_t r = first; r < last; r++) {
-      const int position = rows_.positions[(size_t)r];
       const int64_t to = is_last ? wanted_at_[(size_t)r] : r;
-      const Layer& weights = model_.layer(layer);
-      if (to >= 0)
-        preparer_.prepare_query(q_.data() + r * weights.q.width(), position, norms,
-                                queries_.data() + to * model_.query_size());
-      preparer_.store_keys_and_values(k_.data() + r * weights.k.width(), v_.data() + r * weights.v.width(), position,
-                                      norms, model_.cache(), layer, blocks_[(size_t)r]);
+      if (to < 0) continue;
+      preparer_.prepare_query(q_.data() + r * weights.q.width(), rows_.positions[(size_t)r], norms,
+                              queries_.data() + to * model_.query_size());
+    }
+    const int64_t width = weights.k.width();
+    for (int64_t r = first, next; r < last; r = next) {
+      const int position = rows_.positions[(size_t)r], block = blocks_[(size_t)r];
+      next = r + (is_pair(r, last) ? 2 : 1);
+      if (next == r + 2) {
+        preparer_.store_two(k_.data() + r * width, v_.data() + r * width, width, position, norms, cache, layer, block);
+      } else {
+        preparer_.store_keys_and_values(k_.data() + r * width, v_.data() + r * width, position, norms, cache, layer,
+                                        block);
+      }
     }
   });
   end_phase(kRotary);
@@ -171,6 +188,7 @@ inline void Step::add_product(const Active& active, const Activations& x, const 
 // silu(gate) * up, rounded as the down layer's input. Two panels give 32 columns of it: a whole group. All rows of both
 // come first: what follows is long chains of few instructions, which the processor overlaps if nothing is between them.
 inline void Step::compute_gate_up(const Active& active, const Activations& x, const Linear& linear) {
+  product_.set_shifted(active.num_rows > kDirectRows);
   for_panels(linear.num_panels / 2, active, [&](int64_t pair, RowRange rows, int thread) {
     float* gated = gated_[(size_t)thread].data();
     for (int64_t side = 0; side < 2; side++) {
