@@ -93,6 +93,23 @@ def test_logits_are_near_the_oracle(isa: str, dtype: str, name: str) -> None:
         assert distance(got, expected) <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("size", [0.1, 1.0, 10.0, 100.0, 1e4, 1e30, 1e37])
+def test_the_gates_function_is_near_the_oracle_from_end_to_end(isa: str, size: float) -> None:
+    """Without attention, which rounds to bfloat16, little room is left; the largest gates are negative."""
+    model = TinyModel(SHAPES["one kv head, untied"], seed=3)
+    model.weights["embed"] = np.abs(model.weights["embed"])
+    for layer in range(2):
+        model.weights[f"{layer}.o"][:] = 0
+        gate = model.weights[f"{layer}.gate"] * np.float32(size)
+        model.weights[f"{layer}.gate"] = -np.abs(gate) if size > 1e4 else gate
+        model.weights[f"{layer}.down"] *= 0.1 / max(1.0, min(size, 1e4))
+    token_ids = token_ids_of(1, 40, 100)
+    expected = oracle_logits(model.make_decoder(), token_ids)
+    got = solo(model.make_native(isa, sizes_of("fp32")), token_ids)
+    assert distance(got, expected) <= 1e-6
+
+
 def test_a_long_context_is_near_the_oracle() -> None:
     model = TinyModel(SHAPES["three to one"], seed=4)
     token_ids = token_ids_of(2, 1000, 100)

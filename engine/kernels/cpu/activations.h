@@ -139,7 +139,9 @@ inline Floats silu(Floats x) {
   p = fma(p, r, broadcast(2.4022242e-1f));
   p = fma(p, r, broadcast(6.9314700e-1f));
   p = fma(p, r, broadcast(1.0f));
-  return div(x, add(broadcast(1.0f), scale_by_power(p, n)));
+  // Far below 0 the result is none that matters, whatever the clamped power; of -inf it is a NaN.
+  const Floats dividend = add(max(broadcast(-1000.0f), x), sub(x, x));
+  return div(dividend, add(broadcast(1.0f), scale_by_power(p, n)));
 }
 
 }  // namespace pageglass
