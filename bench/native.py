@@ -4,10 +4,10 @@ import sys
 
 from app.model_store import resolve_model
 from bench.costs import ModelCosts
-from bench.own_engine import EngineOptions, make_load_request
+from bench.own_engine import EngineOptions, load_as_served
 from engine.core import EngineCore
 from engine.kernels.cpu.library import Ceilings, NativeModel
-from engine.loading import LoadedEngine, load_engine
+from engine.loading import LoadedEngine
 from engine.model.check import open_model
 from engine.native_backend import open_library
 from engine.runner.native_runner import NativeRunner
@@ -18,7 +18,7 @@ class LoadedModel:
 
     def __init__(self, options: EngineOptions) -> None:
         """Load it."""
-        self._loaded: LoadedEngine = load_engine(make_load_request(options), lambda _: None)
+        self._loaded: LoadedEngine = load_as_served(options)
         if not isinstance(self._loaded.core.runner, NativeRunner):
             sys.exit(f"The native kernels do not run this: {self._loaded.info}")
         self.model: NativeModel = self._loaded.core.runner.model

@@ -1,6 +1,7 @@
 """Our engine in this process, running the cases of the workload."""
 
 import argparse
+import gc
 import statistics
 import time
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from bench.timing import Answer, figures_of
 from bench.workload import Prompt, shared_prefix
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.loading import LoadRequest, load_engine
+from engine.loading import LoadedEngine, LoadRequest, load_engine
 from engine.records import StepRecord
 from engine.sampling_params import SamplingParams
 from engine.sequence import EngineRequest
@@ -87,6 +88,14 @@ def make_load_request(options: EngineOptions) -> LoadRequest:
     )
 
 
+def load_as_served(options: EngineOptions) -> LoadedEngine:
+    """Load, and keep the garbage collector away from what is loaded, as the server does."""
+    loaded = load_engine(make_load_request(options), lambda _: None)
+    gc.collect()
+    gc.freeze()
+    return loaded
+
+
 @dataclass
 class Steps:
     """The records of a run and how long each step took in all, in ns."""
@@ -101,7 +110,7 @@ class OwnEngine:
     def __init__(self, options: EngineOptions) -> None:
         """Load the model."""
         started_s = time.perf_counter()
-        loaded = load_engine(make_load_request(options), lambda _: None)
+        loaded = load_as_served(options)
         self._core = loaded.core
         self.load_s = time.perf_counter() - started_s
         self.description = str(loaded.info)
