@@ -7,13 +7,16 @@ of its operations at the measured peak of the arithmetic that the linear layers 
 whole run's time, with everything in it: 100 % would be a perfect overlap of memory and arithmetic and no
 other work.
 
-Prints the share, and for each part the floor, what it took and the ratio, all over the run. The ceilings are
-measured between the runs, and a run is compared with the mean of those before and after it.
+Prints the share, and for each part the floor, what it took and the ratio, all over the run. Beside it stands
+what the machine's own limits would make of the part: reads come slower than the bytes of a copy, which are
+read and written; attention computes in bfloat16; and in a product of int8 in groups of 32 the multipliers
+also scale each group (`multiply.h`). The ceilings are measured between the runs, and a run is compared with
+the mean of those before and after it.
 """
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bench.common import (
@@ -27,7 +30,7 @@ from bench.common import (
     write_json,
     yardstick,
 )
-from bench.costs import PARTS, Cost, ModelCosts, Work
+from bench.costs import ATTENTION, HEAD, PARTS, Cost, ModelCosts, Work
 from bench.native import LoadedModel, describe
 from bench.own_engine import add_engine_options, drive, engine_options
 from bench.workload import Prompt, add_run_options, load_workload
@@ -35,6 +38,10 @@ from engine.kernels.cpu.library import PHASES, Ceilings
 from engine.records import StepRecord
 
 OUTSIDE = "outside the call"
+_DOTS_OF_GROUP = 8
+"""Dot products of 32 inputs and 16 outputs: one takes four inputs of each."""
+_SCALINGS_OF_GROUP = {"q4": 2.5, "int8": 2.0}
+"""Other multiplications of a group: two for its scales, with minima half a one for the zero point."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,10 @@ class Limits:
     gops: float
 
 
-def floors_ns(costs: ModelCosts, records: Iterable[StepRecord], limits: Limits) -> dict[str, float]:
-    """Return the floor of each of `PARTS` in nanoseconds, summed over the steps."""
+def floors_ns(
+    costs: ModelCosts, records: Iterable[StepRecord], limits: Mapping[str, Limits]
+) -> dict[str, float]:
+    """Return the floor of each of `PARTS` in nanoseconds, summed over the steps; `limits` by part."""
     totals = dict.fromkeys(PARTS, 0.0)
     for record in records:
         batch = [
@@ -55,7 +64,7 @@ def floors_ns(costs: ModelCosts, records: Iterable[StepRecord], limits: Limits) 
         ]
         if batch:
             for part, cost in costs.of_step(batch).items():
-                totals[part] += _floor_ns(cost, limits)
+                totals[part] += _floor_ns(cost, limits[part])
     return totals
 
 
@@ -70,12 +79,34 @@ def _limits(loaded: LoadedModel, before: Ceilings, after: Ceilings) -> Limits:
     )
 
 
+def own_limits(dtype: str, *, read_gb_s: float, gops: float, bf16_gflops: float) -> dict[str, Limits]:
+    """Return what kernels like ours can reach, by part; `gops`: the peak of the arithmetic of `dtype`."""
+
+    def of_product(kind: str) -> Limits:
+        return Limits(read_gb_s, gops * _DOTS_OF_GROUP / (_DOTS_OF_GROUP + _SCALINGS_OF_GROUP.get(kind, 0.0)))
+
+    limits = dict.fromkeys(PARTS, of_product(dtype))
+    limits[HEAD] = of_product("int8" if dtype == "q4" else dtype)  # as such files have it
+    limits[ATTENTION] = Limits(read_gb_s, bf16_gflops)
+    return limits
+
+
+def _own_limits(loaded: LoadedModel, before: Ceilings, after: Ceilings) -> dict[str, Limits]:
+    return own_limits(
+        loaded.model.sizes.dtype,
+        read_gb_s=(before.read_gb_s + after.read_gb_s) / 2,
+        gops=_limits(loaded, before, after).gops,
+        bf16_gflops=(before.bf16_gflops + after.bf16_gflops) / 2,
+    )
+
+
 @dataclass(frozen=True)
 class _Run:
-    """The figures of one run; floors and times by part, in ms."""
+    """The figures of one run; floors, limits and times by part, in ms."""
 
     figures: Figures
     floors_ms: Figures
+    limits_ms: Figures
     spent_ms: Figures
 
 
@@ -90,7 +121,8 @@ def _run(loaded: LoadedModel, prompts: list[Prompt], before: Ceilings) -> tuple[
     after = loaded.measure_ceilings()
     others = activity.others()  # whoever takes a core while ceilings are measured lowers them
     limits = _limits(loaded, before, after)
-    floors = floors_ns(loaded.costs, steps.records, limits)
+    floors = floors_ns(loaded.costs, steps.records, dict.fromkeys(PARTS, limits))
+    own = floors_ns(loaded.costs, steps.records, _own_limits(loaded, before, after))
     floor_s = sum(floors.values()) / 1e9
     figures = {
         "roofline_percent": 100 * floor_s / seconds,
@@ -102,7 +134,11 @@ def _run(loaded: LoadedModel, prompts: list[Prompt], before: Ceilings) -> tuple[
         **others,
     }
     spent_ms[OUTSIDE] = 1e3 * seconds - sum(spent_ms.values())
-    return _Run(figures, {part: ns / 1e6 for part, ns in floors.items()}, spent_ms), after
+    return _Run(figures, _in_ms(floors), _in_ms(own), spent_ms), after
+
+
+def _in_ms(nanoseconds: Mapping[str, float]) -> Figures:
+    return {name: ns / 1e6 for name, ns in nanoseconds.items()}
 
 
 def main() -> None:
@@ -134,6 +170,7 @@ def main() -> None:
             "yardstick": [yardstick_before, yardstick_after],
             "runs": figures,
             "floors_ms": [run.floors_ms for run in runs],
+            "limits_ms": [run.limits_ms for run in runs],
             "spent_ms": [run.spent_ms for run in runs],
         },
     )
@@ -141,15 +178,30 @@ def main() -> None:
 
 def _print_parts(runs: list[_Run]) -> None:
     floors, spent = medians([run.floors_ms for run in runs]), medians([run.spent_ms for run in runs])
+    limits = medians([run.limits_ms for run in runs])
     total_ms = sum(spent.values())
     rows: list[list[object]] = []
     for name in (*PHASES, OUTSIDE):
         floor_ms = floors.get(name)
-        shares = ["", ""] if floor_ms is None else [f"{floor_ms:.0f}", f"{100 * floor_ms / spent[name]:.0f}"]
+        shares = ["", "", "", ""]
+        if floor_ms is not None:
+            figures = (floor_ms, limits[name], 100 * floor_ms / spent[name], 100 * limits[name] / spent[name])
+            shares = [f"{figure:.0f}" for figure in figures]
         rows.append(
-            [name.replace("_", " "), shares[0], f"{spent[name]:.0f}", shares[1], 100 * spent[name] / total_ms]
+            [
+                name.replace("_", " "),
+                *shares[:2],
+                f"{spent[name]:.0f}",
+                *shares[2:],
+                100 * spent[name] / total_ms,
+            ]
         )
-    print_table(["part, median", "floor ms", "took ms", "floor %", "of the time %"], rows)
+    print_table(
+        ["part, median", "floor ms", "limit ms", "took ms", "floor %", "limit %", "of the time %"], rows
+    )
+    rest_ms = total_ms - sum(spent[part] for part in PARTS)
+    best_ms = sum(limits.values()) + rest_ms
+    print(f"with all parts at their limits: {100 * sum(floors.values()) / best_ms:.0f} % of the roofline")
 
 
 def _parse() -> argparse.Namespace:

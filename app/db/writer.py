@@ -26,7 +26,7 @@ from app.errors import HistoryUnavailableError
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 0.3
+FLUSH_S = 0.15
 """What comes together within so long is written together, unless somebody waits for it.
 
 A transaction costs the event loop milliseconds, whatever is in it: a share of each step if every step gets
