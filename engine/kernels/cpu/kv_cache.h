@@ -74,6 +74,8 @@ class KvCache {
   bool is_int8() const { return type_ == KvType::kInt8; }
   // Whether blocks hold tiles, not rows.
   bool is_tiled() const { return block_size_ % kTile == 0; }
+  // Whether `write_two` can be used.
+  bool has_token_pairs() const { return is_tiled() && !is_int8(); }
 
   uint8_t* head(int layer, int block, int kv_head) const {
     return memory_.as<uint8_t>() + (((int64_t)block * num_layers_ + layer) * num_kv_heads_ + kv_head) * head_bytes_;
@@ -99,7 +101,6 @@ class KvCache {
 
   // Bring near what `write` will touch for a token: in tiles a key lies in as many lines as it has pairs of dimensions.
   void fetch(int layer, int block, int offset) const {
-    constexpr int kLine = 64;
     const KvPlace at = place(offset);
     const int size = is_int8() ? 1 : 2;
     const int64_t key_bytes = (int64_t)head_dim_ / 2 * at.key_step * size;
@@ -123,9 +124,6 @@ class KvCache {
       write_bf16(reinterpret_cast<uint16_t*>(to), offset, key, value);
     }
   }
-
-  // Whether `write_two` can be used.
-  bool has_token_pairs() const { return is_tiled() && !is_int8(); }
 
   // The same for two tokens at `offset`, which is even, and behind it: rows of `key_step` and `value_step` numbers.
   // Values of two tokens are whole vectors, where those of one are as many stores as numbers.

@@ -31,16 +31,17 @@ T read_as(const uint8_t* p) {
   return value;
 }
 
-constexpr size_t kLine = 64;  // bytes of a cache line
+constexpr int64_t kLine = 64;  // bytes of a cache line
 
 template <class T>
 struct LineAllocator {
+  static constexpr std::align_val_t kAlignment{(size_t)kLine};
   using value_type = T;
   LineAllocator() = default;
   template <class Other>
   LineAllocator(const LineAllocator<Other>&) {}
-  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{kLine})); }
-  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{kLine}); }
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kAlignment)); }
+  void deallocate(T* p, size_t) { ::operator delete(p, kAlignment); }
   bool operator==(const LineAllocator&) const { return true; }
   bool operator!=(const LineAllocator&) const { return false; }
 };
