@@ -1,15 +1,20 @@
-"""The history database file: two engines on it, one that writes and one that only reads."""
+"""The history database file, and two engines on it: one writes, in a thread of its own, one only reads.
+
+A transaction that writes is one trip to that thread and back, whatever is in it. Driven from the event loop,
+each of its statements would be some trips, and the loop would spend six times as long on them.
+"""
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import event
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from app.db.faults import FileFaultError, find_file_fault, is_about_tables
@@ -32,6 +37,12 @@ POOL_TIMEOUT_S = 20.0
 MAX_IDLE_LOG_BYTES = 64 * 2**20
 """What SQLite's write-ahead log is cut back to once its content is in the file."""
 
+_OPTIONS: Final[dict[str, Any]] = {
+    "hide_parameters": True,  # errors are logged; prompts are not
+    "connect_args": {"isolation_level": None},  # BEGIN is ours, see `_prepare`
+}
+_T = TypeVar("_T")
+
 
 class Database:
     """One SQLite file in WAL mode; `open` brings it to the newest schema."""
@@ -39,7 +50,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         """Nothing is touched before `open`."""
         self.path = path
-        self._writer: AsyncEngine | None = None
+        self._writer: _Writer | None = None
         self._reader: AsyncEngine | None = None
         self._watch: FileWatch | None = None
         self._final_fault: FileFaultError | None = None
@@ -66,16 +77,18 @@ class Database:
             self.reason = str(fault)
             raise fault from error
         self._watch, self._final_fault = watch, None
-        self._writer = _make_engine(self.path, WRITE_BUSY_MS, is_writer=True)
-        self._reader = _make_engine(self.path, READ_BUSY_MS, is_writer=False)
+        self._writer = _Writer(self.path)
+        self._reader = _make_reader(self.path)
 
     async def close(self, reason: str = "The server is shutting down.") -> None:
         """Let go of the file; safe to repeat. `reason` is what readers are told from now on."""
         self.reason = reason
-        engines, self._writer, self._reader = (self._reader, self._writer), None, None
-        for engine in engines:
-            if engine is not None:
-                await engine.dispose()
+        reader, self._reader = self._reader, None
+        writer, self._writer = self._writer, None
+        if reader is not None:
+            await reader.dispose()
+        if writer is not None:
+            await asyncio.to_thread(writer.close)
         watch, self._watch = self._watch, None  # before waiting: two may close at once
         if watch is not None:
             await asyncio.to_thread(watch.close)
@@ -102,22 +115,30 @@ class Database:
         async with self._use(engine), AsyncSession(engine, expire_on_commit=False) as session:
             yield session
 
-    @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Give the one connection that writes, in an immediate transaction, committed at the end.
+    async def write(self, work: Callable[[Connection], _T]) -> _T:
+        """Return what `work` returns for the one connection that writes, once it is committed.
 
-        For `app.db.writer` and for maintenance in short transactions; nobody else. Raises `FileFaultError`
-        if the file cannot be written, and whatever SQLAlchemy raises for rows that are refused.
+        `work` runs in the thread that writes, in an immediate transaction, which is undone if it raises, and
+        made to its end if the caller is cancelled meanwhile. For `app.db.writer` and for maintenance in short
+        transactions; nobody else. Raises `FileFaultError` if the file cannot be written, and whatever
+        SQLAlchemy raises for rows that are refused.
         """
-        engine = self._writer
-        if engine is None:
+        writer = self._writer
+        if writer is None:
             raise HistoryUnavailableError(self.reason)
-        try:
-            async with self._use(engine), engine.begin() as connection:
-                yield connection
-        except FileFaultError:
-            await engine.dispose()  # a connection that met a full or broken disk may not recover with it
-            raise
+
+        def transact() -> _T:
+            try:
+                with writer.engine.begin() as connection:
+                    return work(connection)
+            except Exception as error:
+                fault = self._find_fault(error)
+                if fault is None:
+                    raise
+                writer.engine.dispose()  # a connection that met a full or broken disk may not recover with it
+                raise fault from error
+
+        return await asyncio.get_running_loop().run_in_executor(writer.thread, transact)
 
     @asynccontextmanager
     async def _use(self, engine: AsyncEngine) -> AsyncIterator[None]:
@@ -126,22 +147,25 @@ class Database:
         try:
             yield
         except Exception as error:
-            fault = await self._find_fault(error)
+            fault = await asyncio.to_thread(self._find_fault, error)
             if fault is not None:
                 raise fault from error
-            if engine not in {self._reader, self._writer} and isinstance(error, DBAPIError):
+            if engine is not self._reader and isinstance(error, DBAPIError):
                 raise HistoryUnavailableError(self.reason) from error
             raise
         finally:
             if engine.sync_engine.pool is not pool:  # closed in the meantime
                 await greenlet_spawn(pool.dispose)
 
-    async def _find_fault(self, error: Exception) -> FileFaultError | None:
-        """Return what an error says about the file; what ends its use is kept for the writer to find."""
+    def _find_fault(self, error: Exception) -> FileFaultError | None:
+        """Return what an error says about the file; what ends its use is kept for the writer to find.
+
+        In any thread but the event loop's.
+        """
         fault = find_file_fault(self.path, error)
         if fault is None and is_about_tables(error):  # the tables were there when it was opened
             try:
-                await asyncio.to_thread(self.check_file)
+                self.check_file()
             except FileFaultError as found:
                 fault = found
         if fault is not None and fault.is_final and self._final_fault is None:
@@ -149,17 +173,36 @@ class Database:
         return fault
 
 
-def _make_engine(path: Path, busy_ms: int, *, is_writer: bool) -> AsyncEngine:
+class _Writer:
+    """The engine with the one connection that writes, and the thread in which alone it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self.engine = create_engine(file_url(path, "rw"), pool_size=1, max_overflow=0, **_OPTIONS)
+        _prepare(self.engine, WRITE_BUSY_MS, is_writer=True)
+
+    def close(self) -> None:
+        """Wait for what is being written, and let go of the file."""
+        self.thread.submit(self.engine.dispose)
+        self.thread.shutdown()
+
+
+def _make_reader(path: Path) -> AsyncEngine:
     engine = create_async_engine(
-        file_url(path, "rw" if is_writer else "ro", ASYNC_DRIVER),
-        pool_size=1 if is_writer else READ_POOL,
+        file_url(path, "ro", ASYNC_DRIVER),
+        pool_size=READ_POOL,
         max_overflow=0,
         pool_timeout=POOL_TIMEOUT_S,
-        hide_parameters=True,  # errors are logged; prompts are not
-        connect_args={"isolation_level": None},  # BEGIN is ours, see below
+        **_OPTIONS,
     )
+    _prepare(engine.sync_engine, READ_BUSY_MS, is_writer=False)
+    return engine
 
-    @event.listens_for(engine.sync_engine, "connect")
+
+def _prepare(engine: Engine, busy_ms: int, *, is_writer: bool) -> None:
+    """Have connections set up when they are made, and transactions begun as they should be."""
+
+    @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _: object) -> None:
         try:
             _set_up(connection, busy_ms, is_writer=is_writer)
@@ -167,11 +210,9 @@ def _make_engine(path: Path, busy_ms: int, *, is_writer: bool) -> AsyncEngine:
             connection.close()  # the pool forgets it
             raise
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _on_begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
-
-    return engine
 
 
 def _set_up(connection: Any, busy_ms: int, *, is_writer: bool) -> None:

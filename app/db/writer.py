@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import Executable
+from sqlalchemy import Connection, Executable
 
 from app.db.database import Database
 from app.db.faults import FileFaultError
@@ -276,9 +277,7 @@ class HistoryWriter:
             await self._check_file()
             if not batch:
                 return
-            async with self._database.write() as connection:
-                for statement, rows in _merge(batch):
-                    await connection.execute(statement, rows or None)
+            await self._database.write(partial(_write_batch, batch))
         except HistoryUnavailableError as error:
             if isinstance(error, FileFaultError) and error.is_final:
                 await self._give_up(str(error))
@@ -363,6 +362,11 @@ def _measure(write: Write) -> int:
     """Return about how much memory a write takes."""
     texts = (len(value) for row in write.rows for value in row.values() if isinstance(value, (str, bytes)))
     return _ROW_BYTES * max(1, len(write.rows)) + sum(texts)
+
+
+def _write_batch(batch: Sequence[_Put], connection: Connection) -> None:
+    for statement, rows in _merge(batch):
+        connection.execute(statement, rows or None)
 
 
 def _merge(batch: Sequence[_Put]) -> Iterator[tuple[Executable, list[Mapping[str, Any]]]]:

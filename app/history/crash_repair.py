@@ -1,15 +1,12 @@
 """After a crash: what had no end when the process died gets one, at the next start."""
 
-import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import bindparam, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from app.db.database import Database
 from app.db.models import ChunkRow, KeyframeRow, MessageRow, RequestEventRow, RequestRow, SessionRow
@@ -59,10 +56,15 @@ async def repair_after_crash(database: Database, session_id: str) -> None:
         .values(ended_how=INTERRUPTED, ended_ns=func.coalesce(last_ns, SessionRow.started_ns))
     )
     messages = update(MessageRow).where(MessageRow.status == "streaming").values(status=INTERRUPTED)
-    async with database.write() as connection:
-        num_sessions = (await connection.execute(sessions)).rowcount
-        num_requests = await _end_requests(connection, session_id)
-        num_messages = (await connection.execute(messages)).rowcount
+
+    def repair(connection: Connection) -> tuple[int, int, int]:
+        return (
+            connection.execute(sessions).rowcount,
+            _end_requests(connection, session_id),
+            connection.execute(messages).rowcount,
+        )
+
+    num_sessions, num_requests, num_messages = await database.write(repair)
     if num_sessions:
         logger.warning(
             "The last run did not end in order: %d sessions, %d requests and %d messages are interrupted",
@@ -72,20 +74,20 @@ async def repair_after_crash(database: Database, session_id: str) -> None:
         )
 
 
-async def _end_requests(connection: AsyncConnection, session_id: str) -> int:
+def _end_requests(connection: Connection, session_id: str) -> int:
     """End the open requests of other sessions; return how many there were."""
     query = select(
         RequestRow.id, RequestRow.session_id, RequestRow.num_output_tokens, RequestRow.arrived_ns
     ).where(RequestRow.status.in_(OPEN_STATUSES), RequestRow.session_id != session_id)
     by_session = defaultdict(list)
-    for row in await connection.execute(query):
+    for row in connection.execute(query):
         by_session[row.session_id].append(row)
     ends = []
     for name, rows in by_session.items():
-        last = await _find_last(connection, name)
-        ends += [await _make_end(connection, row, last) for row in rows]
+        last = _find_last(connection, name)
+        ends += [_make_end(connection, row, last) for row in rows]
     if ends:
-        await connection.execute(_END_REQUEST, ends)
+        connection.execute(_END_REQUEST, ends)
     return len(ends)
 
 
@@ -110,10 +112,10 @@ class _Last(msgspec.Struct, frozen=True):
     num_tokens: dict[str, dict[int, int]]
 
 
-async def _make_end(connection: AsyncConnection, row: Any, last: _Last) -> dict[str, Any]:
+def _make_end(connection: Connection, row: Any, last: _Last) -> dict[str, Any]:
     """Return the end of one request; its events may be newer than the last step record that was written."""
     events = (
-        await connection.execute(
+        connection.execute(
             select(
                 RequestEventRow.choice_index,
                 RequestEventRow.step,
@@ -135,15 +137,15 @@ async def _make_end(connection: AsyncConnection, row: Any, last: _Last) -> dict[
     }
 
 
-async def _find_last(connection: AsyncConnection, session_id: str) -> _Last:
+def _find_last(connection: Connection, session_id: str) -> _Last:
     session = (
-        await connection.execute(
+        connection.execute(
             select(
                 SessionRow.config, SessionRow.first_step, SessionRow.last_step, SessionRow.started_ns
             ).where(SessionRow.id == session_id)
         )
     ).one()
-    found = await connection.execute(
+    found = connection.execute(
         select(KeyframeRow.step, KeyframeRow.state)
         .where(KeyframeRow.session_id == session_id)
         .order_by(KeyframeRow.step.desc())
@@ -152,7 +154,7 @@ async def _find_last(connection: AsyncConnection, session_id: str) -> _Last:
     keyframe = found.first()
     start = keyframe.step + 1 if keyframe is not None else session.first_step
     chunks = (
-        await connection.execute(
+        connection.execute(
             select(ChunkRow.records, ChunkRow.last_ns)
             .where(ChunkRow.session_id == session_id, ChunkRow.first_step >= start)
             .order_by(ChunkRow.first_step)
@@ -164,7 +166,7 @@ async def _find_last(connection: AsyncConnection, session_id: str) -> _Last:
         data = [chunk.records for chunk in chunks]
         try:
             config = msgspec.json.decode(session.config, type=EngineConfig)
-            last = await asyncio.to_thread(partial(_fold, config, state, data))
+            last = _fold(config, state, data)
         except _UNREADABLE as error:
             logger.warning("The last steps of session %s cannot be read: %s", session_id, error)
         else:

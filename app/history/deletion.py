@@ -6,8 +6,18 @@ goes last.
 
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, delete, exists, func, literal_column, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Executable,
+    delete,
+    exists,
+    func,
+    literal_column,
+    select,
+    update,
+)
 
 from app.db.database import Database
 from app.db.models import (
@@ -51,15 +61,13 @@ async def delete_session(database: Database, session_id: str) -> None:
     for model in (RequestEventRow, MetricRow):
         while await _delete_piece(database, model, model.session_id == session_id):
             pass
-    async with database.write() as connection:
-        await connection.execute(delete(SessionRow).where(SessionRow.id == session_id))
+    await _execute(database, delete(SessionRow).where(SessionRow.id == session_id))
 
 
 async def delete_steps(database: Database, session_id: str) -> None:
     """Delete all steps of a session that has ended; raises `HistoryUnavailableError`."""
-    async with database.write() as connection:
-        given_up = update(SessionRow).where(SessionRow.id == session_id)
-        await connection.execute(given_up.values(first_step=SessionRow.last_step + 1))
+    given_up = update(SessionRow).where(SessionRow.id == session_id)
+    await _execute(database, given_up.values(first_step=SessionRow.last_step + 1))
     chunks = ChunkRow.session_id == session_id
     while await _delete_piece(database, ChunkRow, chunks, func.length(ChunkRow.records)):
         pass
@@ -86,19 +94,22 @@ async def delete_old_requests(database: Database, session_id: str) -> int:
     count = _count_piece([row[2] for row in found])
     if count == PIECE_REQUESTS or count < len(found):
         end = min(end, found[count - 1].arrived_step)  # what others of them leave behind comes with them
-    async with database.write() as connection:
-        num_rows = await _delete_requests(connection, [row.id for row in found[:count]])
-        return num_rows + await _delete_leftovers(connection, session_id, end)
+
+    def delete_them(connection: Connection) -> int:
+        num_rows = _delete_requests(connection, [row.id for row in found[:count]])
+        return num_rows + _delete_leftovers(connection, session_id, end)
+
+    return await database.write(delete_them)
 
 
-async def _delete_requests(connection: AsyncConnection, request_ids: list[str]) -> int:
+def _delete_requests(connection: Connection, request_ids: list[str]) -> int:
     events = delete(RequestEventRow).where(RequestEventRow.request_id.in_(request_ids))
-    await connection.execute(events)
+    connection.execute(events)
     requests = delete(RequestRow).where(RequestRow.id.in_(request_ids))
-    return int((await connection.execute(requests)).rowcount)
+    return connection.execute(requests).rowcount
 
 
-async def _delete_leftovers(connection: AsyncConnection, session_id: str, end: int) -> int:
+def _delete_leftovers(connection: Connection, session_id: str, end: int) -> int:
     """Delete seconds before step `end`, and events that are of no request that is there."""
     seconds = select(MetricRow.second).where(MetricRow.session_id == session_id)
     metrics = delete(MetricRow).where(
@@ -115,7 +126,7 @@ async def _delete_leftovers(connection: AsyncConnection, session_id: str, end: i
     events = delete(RequestEventRow).where(
         RequestEventRow.session_id == session_id, RequestEventRow.seq.in_(orphans)
     )
-    return sum([int((await connection.execute(statement)).rowcount) for statement in (metrics, events)])
+    return sum(connection.execute(statement).rowcount for statement in (metrics, events))
 
 
 async def _delete_piece(
@@ -131,9 +142,12 @@ async def _delete_piece(
         found = (await db.execute(query.where(condition).limit(num_rows))).all()
     rowids = [row[0] for row in found[: _count_piece([row[1] for row in found])]]
     if rowids:
-        async with database.write() as connection:
-            await connection.execute(delete(model).where(_ROWID.in_(rowids), condition))
+        await _execute(database, delete(model).where(_ROWID.in_(rowids), condition))
     return bool(rowids)
+
+
+async def _execute(database: Database, statement: Executable) -> None:
+    await database.write(lambda connection: connection.execute(statement))
 
 
 def _count_piece(sizes: list[int]) -> int:

@@ -9,10 +9,11 @@ Deleted pages are used again, and given back to the file system a little at a ti
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy import Connection, delete, exists, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.database import Database
 from app.db.models import Base, ChunkRow, KeyframeRow, SessionRow
@@ -161,8 +162,7 @@ class Retention:
         if cut.is_all:
             await delete_steps(self._database, cut.session_id)
         else:
-            async with self._database.write() as connection:
-                await _cut_start(connection, cut)
+            await self._database.write(partial(_cut_start, cut))
         logger.info("Steps up to %d of session %s gave way to newer ones", cut.last_step, cut.session_id)
 
     async def _find_cut(self, session: AsyncSession, num_bytes: int) -> _Cut | None:
@@ -218,26 +218,28 @@ class Retention:
         return (SessionRow.id == self._session_id, SessionRow.started_ns, SessionRow.id)
 
     async def _vacuum(self) -> None:
-        async with self._database.write() as connection:
-            raw = await connection.get_raw_connection()
-            assert raw.driver_connection is not None, "the connection is open"  # noqa: S101
-            # As one statement it would free a single page: it has to be stepped to its end, as a script is.
-            # That ends our transaction first; the pragma has one of its own.
-            cursor = await raw.driver_connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
-            await cursor.close()
+        await self._database.write(_free_pages)
 
 
-async def _cut_start(connection: AsyncConnection, cut: _Cut) -> None:
+def _free_pages(connection: Connection) -> None:
+    driver_connection = connection.connection.driver_connection
+    assert driver_connection is not None, "the connection is open"  # noqa: S101
+    # As one statement it would free a single page: it has to be stepped to its end, as a script is.
+    # That ends our transaction first; the pragma has one of its own.
+    driver_connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").close()
+
+
+def _cut_start(cut: _Cut, connection: Connection) -> None:
     """Delete a session's steps up to one, whose state stays as what the later ones are folded from."""
     of_session = KeyframeRow.session_id == cut.session_id
     base = update(KeyframeRow).where(of_session, KeyframeRow.step == cut.last_step)
-    await connection.execute(base.values(is_base=True))
-    await connection.execute(
+    connection.execute(base.values(is_base=True))
+    connection.execute(
         delete(ChunkRow).where(
             ChunkRow.session_id == cut.session_id,
             ChunkRow.first_step + ChunkRow.num_steps - 1 <= cut.last_step,
         )
     )
-    await connection.execute(delete(KeyframeRow).where(of_session, KeyframeRow.step < cut.last_step))
+    connection.execute(delete(KeyframeRow).where(of_session, KeyframeRow.step < cut.last_step))
     start = update(SessionRow).where(SessionRow.id == cut.session_id)
-    await connection.execute(start.values(first_step=cut.last_step + 1))
+    connection.execute(start.values(first_step=cut.last_step + 1))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, LargeBinary, insert
+from sqlalchemy import BigInteger, Boolean, Connection, Executable, LargeBinary, insert
 
 from app.db.database import DATABASE_FILE, Database
 from app.db.models import SessionRow
@@ -50,6 +50,16 @@ def value_for(column: Any) -> Any:
     if isinstance(column.type, BigInteger):
         return 1
     return b"blob" if isinstance(column.type, LargeBinary) else "text"
+
+
+async def execute(database: Database, *statements: Executable) -> None:
+    """Change the file in one transaction, past the writer's queue."""
+
+    def work(connection: Connection) -> None:
+        for statement in statements:
+            connection.execute(statement)
+
+    await database.write(work)
 
 
 def fetch(path: Path, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:

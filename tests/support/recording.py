@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
 from tests.builders import random_run
+from tests.support.history import execute
 
 
 class Recording:
@@ -58,9 +59,7 @@ class Recording:
 
     async def execute(self, *statements: Executable) -> None:
         """Change the file behind the recorder's back."""
-        async with self.database.write() as connection:
-            for statement in statements:
-                await connection.execute(statement)
+        await execute(self.database, *statements)
 
     async def state_at(self, step: int) -> Any:
         """Return what a new reader says of a step."""

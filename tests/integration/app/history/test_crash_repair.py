@@ -24,7 +24,7 @@ from app.history.record_codec import encode_plain, encode_state
 from engine.config import EngineConfig
 from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
-from tests.support.history import fetch, session_values
+from tests.support.history import execute, fetch, session_values
 from tests.support.recording import make_run
 
 CHUNK = {"num_steps": 1, "records": b""}
@@ -48,9 +48,7 @@ MESSAGE = {
 
 
 async def write_rows(database: Database, rows: list[tuple[type[Base], dict[str, Any]]]) -> None:
-    async with database.write() as connection:
-        for table, values in rows:
-            await connection.execute(insert(table).values(**values))
+    await execute(database, *(insert(table).values(**values) for table, values in rows))
 
 
 def make_rows() -> list[tuple[type[Base], dict[str, Any]]]:
@@ -214,14 +212,13 @@ async def test_records_that_cannot_be_read_leave_the_counts_and_stop_nothing(
     database = Database(tmp_path / DATABASE_FILE)
     await database.open()
     await bury(database, Dead(config, records, 60, 60), config=fault != "no config")
-    async with database.write() as connection:
-        at = ChunkRow.first_step == 30
-        if fault == "damaged":
-            await connection.execute(update(ChunkRow).where(at).values(records=b"P\xc1"))
-        elif fault == "unreadable config":
-            await connection.execute(update(SessionRow).values(config="{"))
-        elif fault == "missing":
-            await connection.execute(delete(ChunkRow).where(at))
+    at = ChunkRow.first_step == 30
+    if fault == "damaged":
+        await execute(database, update(ChunkRow).where(at).values(records=b"P\xc1"))
+    elif fault == "unreadable config":
+        await execute(database, update(SessionRow).values(config="{"))
+    elif fault == "missing":
+        await execute(database, delete(ChunkRow).where(at))
     await repair_after_crash(database, "this one")
     await database.close()
     query = "SELECT DISTINCT status, ended_step, ended_ns FROM requests"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from app.db import writer as writer_module
 from app.db.models import RequestRow
@@ -13,7 +14,7 @@ from app.db.writer import HistoryWriter
 from app.history import lost_requests
 from tests.support.api import ServedApi, served_api, until
 from tests.support.fake_engine import FakeEngine
-from tests.support.history import fetch
+from tests.support.history import execute, fetch
 
 ROWS = "SELECT id, status, finish_reason, num_output_tokens FROM requests"
 
@@ -117,11 +118,8 @@ async def test_a_row_that_is_refused_is_not_put_for_ever(
     monkeypatch.setattr(HistoryWriter, "_refuse", count)
     async with served_api(FakeEngine(), data_dir=tmp_path) as api:
         await api.plugin.writer.settle()
-        async with api.plugin.database.write() as connection:
-            await connection.exec_driver_sql(
-                f"CREATE TRIGGER no BEFORE INSERT ON {RequestRow.__tablename__} "
-                "BEGIN SELECT RAISE(ABORT, 'no'); END"
-            )
+        trigger = f"CREATE TRIGGER no BEFORE INSERT ON {RequestRow.__tablename__} "
+        await execute(api.plugin.database, text(trigger + "BEGIN SELECT RAISE(ABORT, 'no'); END"))
         await complete(api)
         for _ in range(10):
             await asyncio.sleep(0.01)

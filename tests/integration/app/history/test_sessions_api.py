@@ -5,7 +5,7 @@ import json
 import random
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, insert, select, update
 
 from app.db.models import SessionRow
 from app.history.recorder import RecordPart
@@ -14,6 +14,7 @@ from engine.records import StepRecord
 from engine.snapshot import EngineSnapshot
 from tests.support.api import Api, running_api, until
 from tests.support.fake_engine import FakeEngine
+from tests.support.history import execute
 from tests.support.recording import as_json
 from tests.support.wire import Picture, packed_cells, split_messages
 
@@ -152,9 +153,8 @@ async def test_the_configuration_is_what_was_recorded_without_defaults_of_later_
         sid = await wait_recorded(api)
         known = (await api.client.get(f"/api/sessions/{sid}")).json()["config"]
         older = {key: known[key] for key in ("block_size", "num_blocks", "max_model_len", "max_num_seqs")}
-        async with api.plugin.database.write() as connection:
-            row = update(SessionRow).where(SessionRow.id == sid).values(config=json.dumps(older))
-            await connection.execute(row)
+        row = update(SessionRow).where(SessionRow.id == sid).values(config=json.dumps(older))
+        await execute(api.plugin.database, row)
         assert (await api.client.get(f"/api/sessions/{sid}")).json()["config"] == older
         state = (await api.client.get(f"/api/sessions/{sid}/state?step=3")).json()
         assert state["config"] == older
@@ -164,11 +164,10 @@ async def test_the_configuration_is_what_was_recorded_without_defaults_of_later_
 async def test_sessions_are_listed_newest_first_in_pages() -> None:
     async with running_api() as api:
         await api.plugin.writer.settle()
-        async with api.plugin.database.write() as connection:
-            for number in range(5):
-                row = {"id": f"old{number}", "started_ns": number // 2, "ended_ns": 9, "ended_how": "stopped"}
-                row |= {"model_name": "m", "version": "0", "records_text": True}
-                await connection.execute(SessionRow.__table__.insert().values(**row))  # type: ignore[attr-defined]
+        for number in range(5):
+            row = {"id": f"old{number}", "started_ns": number // 2, "ended_ns": 9, "ended_how": "stopped"}
+            row |= {"model_name": "m", "version": "0", "records_text": True}
+            await execute(api.plugin.database, insert(SessionRow).values(**row))
         seen: list[str] = []
         cursor: str | None = ""
         while cursor is not None:

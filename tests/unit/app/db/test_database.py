@@ -15,7 +15,7 @@ from app.db.faults import FileFaultError
 from app.db.file_watch import FileWatch
 from app.db.migrate import newest_revision, read_revision
 from app.db.models import SessionRow
-from tests.support.history import session_values
+from tests.support.history import execute, session_values
 
 
 def names_in(folder: Path) -> list[str]:
@@ -28,10 +28,8 @@ NAMES = ("100%", "a%20b", "what?", "x?mode=ro", "#1", "two words", "Bücher", "a
 async def test_what_is_deleted_is_overwritten_in_the_file(tmp_path: Path) -> None:
     database = Database(tmp_path / DATABASE_FILE)
     await database.open()
-    async with database.write() as connection:
-        await connection.execute(insert(SessionRow), [{**session_values("s"), "note": "a secret note"}])
-    async with database.write() as connection:
-        await connection.execute(delete(SessionRow))
+    await execute(database, insert(SessionRow).values({**session_values("s"), "note": "a secret note"}))
+    await execute(database, delete(SessionRow))
     await database.close()
     assert b"a secret note" not in (tmp_path / DATABASE_FILE).read_bytes()
 
@@ -47,8 +45,7 @@ async def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / DATABASE_FILE
     database = Database(path)
     await database.open()
-    async with database.write() as connection:
-        await connection.execute(insert(SessionRow), [session_values("s")])
+    await execute(database, insert(SessionRow).values(session_values("s")))
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(SessionRow)) == 1
     await database.close()

@@ -322,8 +322,7 @@ async def test_what_puts_the_file_in_order_comes_before_the_first_row(tmp_path: 
     seen: list[list[str]] = []
 
     async def look(database: Database) -> None:
-        async with database.write():
-            seen.append(names_in(database.path))
+        await database.write(lambda _: seen.append(names_in(database.path)))
 
     writer = HistoryWriter(Database(tmp_path / DATABASE_FILE))
     writer.add_on_open(look)
