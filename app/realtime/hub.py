@@ -84,6 +84,7 @@ class EventHub:
         self._subscriptions: set[Subscription] = set()
         self._change_listeners: set[Callable[[set[int]], None]] = set()
         self._on_record: Callable[[StepRecord, EngineSnapshot], None] | None = None
+        self._newest_message: tuple[list[Frame], bytes] = ([], b"")
         self.state_turn = asyncio.Lock()
         """Held while a big state document is made."""
         self.ending: SubscriptionEndedError | None = None
@@ -200,6 +201,14 @@ class EventHub:
         finally:
             self._change_listeners.discard(on_changed)
 
+    async def encode(self, frames: list[Frame]) -> bytes:
+        """Return frames as one message; clients that were given the same ones share it."""
+        if self._newest_message[0] is frames:
+            return self._newest_message[1]
+        message = await encode_message(frames, self.deflater)
+        self._newest_message = (frames, message)
+        return message
+
     def make_hello(self) -> Frame:
         """Describe this server run as of now."""
         hello = Hello(
@@ -229,6 +238,7 @@ class Subscription:
         self._heard_at = 0.0
         self._wake = asyncio.Event()
         self._wants_news = False
+        self._wants_ack = False
 
     def wake(self) -> None:
         """Make `next_message` look again."""
@@ -255,26 +265,43 @@ class Subscription:
         self._painted = ack.painted
         self._heard_at = self._hub.clock()
         fps = min(ack.fps, HIDDEN_FPS) if ack.hidden else ack.fps
-        self._next_at += 1 / fps - 1 / self._fps
-        self._fps = fps
-        self._wake.set()
+        if fps != self._fps:
+            self._next_at += 1 / fps - 1 / self._fps
+            self._fps = fps
+            self._wake.set()
+        if self._wants_ack:
+            self._wake.set()
+
+    def check_silence(self) -> float:
+        """Return how long to wait before looking again; raises `SubscriptionEndedError` if it was too long.
+
+        Once in a while is enough: a timer for each message would cost more than the message.
+        """
+        if self._sent == self._painted:
+            return self._hub.silence_s
+        silence_left = self._heard_at + self._hub.silence_s - self._hub.clock()
+        if silence_left <= 0:
+            raise SubscriptionEndedError(1013, f"no answer for {self._hub.silence_s:g} s")
+        return silence_left
 
     async def next_message(self) -> bytes:
         """Wait until the client can take a message and there is one; raises `SubscriptionEndedError`."""
         while (wait_s := self._wait_s()) != 0:
             self._wake.clear()
             try:
-                async with asyncio.timeout(wait_s):
+                if wait_s is None:
                     await self._wake.wait()
+                else:
+                    await asyncio.wait_for(self._wake.wait(), wait_s)
             except TimeoutError:
                 continue
             finally:
-                self._wants_news = False
-        return await encode_message(self.take(), self._hub.deflater)
+                self._wants_news = self._wants_ack = False
+        return await self._hub.encode(self.take())
 
     def take(self) -> list[Frame]:
         """Return the frames that bring the client up to date, and count them as one message sent."""
-        frames = []
+        frames: list[Frame] = []
         if self._owes_hello:
             frames.append(self._hub.make_hello())
             self._owes_hello = False
@@ -283,7 +310,8 @@ class Subscription:
             if self._cursor is None:
                 self._cursor = journal.start(self._resume_after())
             if journal.is_behind(self._cursor):
-                frames += journal.take(self._cursor)
+                news = journal.take(self._cursor)
+                frames = frames + news if frames else news  # it is shared
         now = self._hub.clock()
         if self._sent == self._painted:
             self._heard_at = now  # from here on it owes an answer
@@ -299,18 +327,13 @@ class Subscription:
         """Return how long to wait for a change of mind: 0 to send now, None until woken."""
         if self._hub.ending is not None:
             raise self._hub.ending
-        now = self._hub.clock()
-        silence_left = None
-        if self._sent > self._painted:
-            silence_left = self._heard_at + self._hub.silence_s - now
-            if silence_left <= 0:
-                raise SubscriptionEndedError(1013, f"no answer for {self._hub.silence_s:g} s")
         if self._sent - self._painted >= MAX_UNACKNOWLEDGED:
-            return silence_left
+            self._wants_ack = True
+            return None
         if not self._has_news():
             self._wants_news = True
-            return silence_left
-        return max(0.0, self._next_at - now)
+            return None
+        return max(0.0, self._next_at - self._hub.clock())
 
     def _has_news(self) -> bool:
         journal = self._hub.journal

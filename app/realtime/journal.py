@@ -7,6 +7,8 @@ frame for rows that are no longer here. However slow a client is, it costs the s
 
 from array import array
 from collections.abc import Iterable
+from copy import copy
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,6 +64,20 @@ class Cursor(msgspec.Struct):
     has_picture: bool = False
     host: HostCounts | None = None
 
+    def move_to(self, other: "Cursor") -> None:
+        """Be as far as another one."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(other, name))
+
+
+class _Taken(NamedTuple):
+    """What a client took that was at `before`, after `step`."""
+
+    step: int
+    before: Cursor
+    after: Cursor
+    frames: list[Frame]
+
 
 class Journal:
     """Folds records into `snapshot` and keeps bounded rings of rows, marks and changed blocks."""
@@ -78,7 +94,7 @@ class Journal:
         self._cells = array("I", [BLANK_CELL]) * config.num_blocks
         self._unpacked: set[int] = set()
         self._newest_keyframe = Frame(FrameKind.KEYFRAME, first_step=-1)  # clients of one step take the same
-        self._newest_delta = (-1, -1, Frame(FrameKind.DELTA))  # and those of one pace
+        self._newest: _Taken | None = None  # and those of one pace take everything together
         self._newest_batch = Frame(FrameKind.BATCH)
         if first_snapshot is not None:
             self._pack(range(config.num_blocks))
@@ -117,7 +133,20 @@ class Journal:
         return cursor.step != self.snapshot.step or not cursor.has_picture
 
     def take(self, cursor: Cursor) -> list[Frame]:
-        """Return the frames that bring a client up to date, and move its cursor there."""
+        """Return the frames that bring a client up to date, and move its cursor there.
+
+        It is the same list for clients that are equally far.
+        """
+        newest = self._newest
+        if newest is None or newest.step != self.snapshot.step or newest.before != cursor:
+            before = copy(cursor)
+            frames = self._make_frames(cursor)
+            newest = self._newest = _Taken(self.snapshot.step, before, copy(cursor), frames)
+        else:
+            cursor.move_to(newest.after)
+        return newest.frames
+
+    def _make_frames(self, cursor: Cursor) -> list[Frame]:
         t_ms = self.snapshot.t_ns / _NS_PER_MS
         frames = [self._take_picture(cursor, t_ms)]
         frames += self._take_rows(cursor, t_ms)
@@ -140,10 +169,7 @@ class Journal:
         cursor.changes, cursor.has_picture = total, True
         if needs_all:
             return self._make_keyframe(t_ms)
-        newest = self._newest_delta
-        if newest[:2] != (start, self.snapshot.step):
-            newest = self._newest_delta = (start, self.snapshot.step, self._make_change(start, t_ms))
-        return newest[2]
+        return self._make_change(start, t_ms)
 
     def _make_change(self, start: int, t_ms: float) -> Frame:
         """Show what changed since change number `start`; all cells if that is most of them."""

@@ -37,7 +37,7 @@ async def engine_socket(socket: Socket, hub: NamedDependency[EventHub]) -> None:
         return
     try:
         with hub.subscribe(_parse_resume(socket)) as subscription:
-            ending = await _converse(socket, subscription, hub.silence_s)
+            ending = await _converse(socket, subscription)
     except SubscriptionEndedError as refusal:
         ending = refusal
     except Exception:
@@ -59,7 +59,7 @@ def _parse_resume(socket: Socket) -> Resume:
 
 
 class _Conversation:
-    """Two loops of which the first to end ends the other."""
+    """Loops of which the first to end ends the others."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
@@ -74,14 +74,13 @@ class _Conversation:
             self._tasks.cancel_scope.cancel()
 
 
-async def _converse(
-    socket: Socket, subscription: Subscription, silence_s: float
-) -> SubscriptionEndedError | None:
+async def _converse(socket: Socket, subscription: Subscription) -> SubscriptionEndedError | None:
     """Serve until either side ends it; return why the socket is to be closed, None if the client left."""
     async with anyio.create_task_group() as tasks:
         conversation = _Conversation(tasks)
         tasks.start_soon(conversation.run, _receive(socket, subscription))
-        tasks.start_soon(conversation.run, _send(socket, subscription, silence_s))
+        tasks.start_soon(conversation.run, _send(socket, subscription))
+        tasks.start_soon(conversation.run, _watch_silence(subscription))
     return conversation.ending
 
 
@@ -96,14 +95,17 @@ async def _receive(socket: Socket, subscription: Subscription) -> None:
         subscription.on_message(event.get("bytes"))
 
 
-async def _send(socket: Socket, subscription: Subscription, silence_s: float) -> None:
+async def _watch_silence(subscription: Subscription) -> None:
+    """Wait until the client has been silent for too long, whether it takes messages or not."""
+    while True:  # noqa: ASYNC110 - silence is no event
+        await asyncio.sleep(subscription.check_silence())
+
+
+async def _send(socket: Socket, subscription: Subscription) -> None:
     while True:
         message = await subscription.next_message()
         try:
-            async with asyncio.timeout(silence_s):
-                await socket.send_bytes(message)
-        except TimeoutError:
-            raise SubscriptionEndedError(1013, f"nothing taken for {silence_s:g} s") from None
+            await socket.send_bytes(message)
         except _GONE:
             # Its disconnect event is on the way and ends the conversation; returning before it has come
             # would make the server think that the handshake was never finished.

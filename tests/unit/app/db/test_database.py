@@ -3,19 +3,21 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from app.db.database import DATABASE_FILE, Database
 from app.db.faults import FileFaultError
 from app.db.file_watch import FileWatch
 from app.db.migrate import newest_revision, read_revision
 from app.db.models import SessionRow
-from tests.support.history import execute, session_values
+from app.errors import HistoryUnavailableError
+from tests.support.history import execute, fetch, session_values
 
 
 def names_in(folder: Path) -> list[str]:
@@ -32,6 +34,48 @@ async def test_what_is_deleted_is_overwritten_in_the_file(tmp_path: Path) -> Non
     await execute(database, delete(SessionRow))
     await database.close()
     assert b"a secret note" not in (tmp_path / DATABASE_FILE).read_bytes()
+
+
+async def test_what_is_being_written_is_written_to_its_end_whoever_leaves(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    await database.open()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write_slowly(connection: Connection) -> None:
+        connection.execute(insert(SessionRow).values(session_values("s")))
+        begun.set()
+        assert may_end.wait(20)
+
+    writing = asyncio.create_task(database.write(write_slowly))
+    await asyncio.to_thread(begun.wait, 20)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    closing_it = asyncio.create_task(database.close())
+    await asyncio.sleep(0)
+    assert not closing_it.done()
+    may_end.set()
+    await closing_it
+
+    assert writing.cancelled()
+    assert fetch(database.path, "SELECT id FROM sessions") == [("s",)]
+    with pytest.raises(HistoryUnavailableError, match="shutting down"):
+        await database.write(lambda _: None)
+
+
+async def test_what_raises_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    await database.open()
+
+    def fail(connection: Connection) -> None:
+        connection.execute(insert(SessionRow).values(session_values("half")))
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await database.write(fail)
+    await execute(database, insert(SessionRow).values(session_values("whole")))
+    await database.close()
+
+    assert fetch(database.path, "SELECT id FROM sessions") == [("whole",)]
 
 
 async def test_two_who_close_at_once_close_once(tmp_path: Path) -> None:

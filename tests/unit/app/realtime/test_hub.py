@@ -301,11 +301,11 @@ def test_a_client_that_is_silent_while_it_owes_an_answer_is_dropped(
     watcher.ack()
     quiet.take()
     clock.now += 59
-    assert not quiet.subscription.is_due()
+    assert quiet.subscription.check_silence() == 1
     clock.now += 2
-    assert not watcher.subscription.is_due(), "it owes nothing"
+    assert watcher.subscription.check_silence() == 60, "it owes nothing"
     with pytest.raises(SubscriptionEndedError) as ended:
-        quiet.subscription.is_due()
+        quiet.subscription.check_silence()
     assert ended.value.code == 1013
 
 
@@ -351,6 +351,40 @@ async def test_news_wakes_a_waiting_client(core: EngineCore) -> None:
     assert not waiting.done(), "two messages are unacknowledged"
     watcher.ack(1)
     assert kinds(await asyncio.wait_for(waiting, 5))[:3] == [3, 4, 5]
+
+
+async def test_an_answer_wakes_a_client_only_if_it_changes_what_may_be_sent(core: EngineCore) -> None:
+    hub = EventHub("s1")
+    open_hub(hub, core)
+    start_work(core)
+    watcher = Watcher(hub)
+    await watcher.subscription.next_message()
+    waiting = asyncio.create_task(watcher.subscription.next_message())
+    await asyncio.sleep(0)
+    watcher.ack(1)
+    assert not watcher.subscription._wake.is_set(), "it waits for news"
+    watcher.ack(1, fps=10)
+    assert watcher.subscription._wake.is_set(), "it may be due at another time"
+    step(hub, core)
+    assert kinds(await asyncio.wait_for(waiting, 5)) == [3, 4, 5, 6]
+
+
+async def test_clients_that_are_given_the_same_frames_are_sent_the_same_bytes(core: EngineCore) -> None:
+    hub = EventHub("s1")
+    open_hub(hub, core)
+    start_work(core)
+    watchers = [Watcher(hub) for _ in range(3)]
+    for watcher in watchers:
+        await watcher.subscription.next_message()
+    step(hub, core)
+    first, second = [await watcher.subscription.next_message() for watcher in watchers[:2]]
+    assert first is second
+    step(hub, core)
+    late = await watchers[2].subscription.next_message()
+    assert late != first
+    for watcher in watchers:
+        watcher.ack(1)
+    assert await watchers[0].subscription.next_message() != late
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(core: EngineCore) -> None:

@@ -115,6 +115,25 @@ def test_clients_of_one_step_take_the_same_keyframe() -> None:
     assert (first.first_step, third.first_step) == (5, 6)
 
 
+def test_clients_that_are_equally_far_take_the_same_frames_and_stay_so() -> None:
+    core, log = make_busy_journal(5)
+    first, second, slow = log.start(None), log.start(None), log.start(None)
+    assert log.take(first) is log.take(second)
+    picture = Picture()
+    for number in range(21):
+        log.fold(core.step().record)
+        taken = log.take(first)
+        assert log.take(second) is taken
+        assert first == second
+        if number % 3 == 2:
+            missed = log.take(slow)
+            assert missed != taken
+            picture.apply(b"".join(frame.encode() for frame in missed))
+            assert picture.cells == packed_cells(state_from_books(core)["blocks"])
+            assert slow == first
+    assert log.take(slow) is log.take(first)
+
+
 async def test_pages_that_connect_together_have_one_keyframe_deflated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
