@@ -7,7 +7,8 @@ setting, since a server that records nothing is of no use to anybody. Its thread
 """
 
 from app.__main__ import run
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from app.realtime.hub import EventHub
 from bench.server_probe import install
 from engine.records import StepRecord

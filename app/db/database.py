@@ -6,7 +6,7 @@ each of its statements would be some trips, and the loop would spend six times a
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -56,6 +56,9 @@ class Database:
         self._final_fault: FileFaultError | None = None
         self.reason = "The history is being opened; try again in a moment."
         """Why it cannot be read, while it cannot."""
+
+        self.before_read: Callable[[], Awaitable[None]] | None = None
+        """Awaited before each reading."""
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +112,8 @@ class Database:
 
         Keep it for a moment only, never for the length of a stream.
         """
+        if self.before_read is not None:
+            await self.before_read()
         engine = self._reader
         if engine is None:
             raise HistoryUnavailableError(self.reason)
@@ -129,6 +134,7 @@ class Database:
 
         def transact() -> _T:
             try:
+                self.check_file()
                 with writer.engine.begin() as connection:
                     return work(connection)
             except Exception as error:

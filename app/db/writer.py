@@ -7,32 +7,30 @@ given up alone: what was to be written with it is written.
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from itertools import islice
-from operator import attrgetter
-from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Executable
+from sqlalchemy import Connection
 
 from app.db.database import Database
 from app.db.faults import FileFaultError
+from app.db.writes import Put, Write, count_rows, measure, merge
 from app.errors import HistoryUnavailableError
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 0.15
-"""What comes together within so long is written together, unless somebody waits for it.
+FLUSH_S = 0.6
+"""What comes together within so long is written together, unless somebody waits for it or reads.
 
-A transaction costs the event loop milliseconds, whatever is in it: a share of each step if every step gets
-one of its own.
+A transaction costs a millisecond, whatever is in it: a share of each step if every step gets one of its own.
 """
+
+CATCH_UP_S = 0.25
+"""So long a reader waits at most for what was queued before."""
 
 MAX_QUEUED_PUTS = 16_384
 MAX_QUEUED_BYTES = 32 * 2**20
@@ -41,56 +39,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses before the file is tried again; the last one repeats."""
 
 CHECK_FILE_S = 1.0
-"""How often to look whether the file is still there and whole, and whether a reader has met damage."""
-
-_ROW_BYTES = 256
-"""What a row takes in memory beside its texts and blobs."""
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-class Turn(IntEnum):
-    """Which writes of a transaction come first, whatever the order in which they were put.
-
-    Each statement costs a trip to the database's thread and back, through an event loop and past an engine
-    that are busy; rows by the thousand cost little more than one. So the statements that come with steps
-    are told apart by their turns, and all rows of one turn go in one trip. That is right because no row is
-    changed in a turn before the one that makes it, nor refers to one of a later turn.
-    """
-
-    REQUEST = 1
-    TEXT = 2
-    CHANGE = 3
-    EVENT = 4
-    OUTPUT = 5
-    DELIVERY = 6
-    """What the client got counts more than what a change said before."""
-
-    STEPS = 7
-    SESSION = 8
-    OLD_STEPS = 9
-    """Steps that compact rows take the place of: their small rows were put before."""
-
-    COMPACT_STEPS = 10
-    STATE = 11
-    METRICS = 12
-
-
-@dataclass(frozen=True)
-class Write:
-    """One statement with its rows, which all have the same keys.
-
-    `num_steps` step records are lost if it is; `on_lost` is told then, on the event loop. `num_bytes` is
-    what it holds in memory, 0: to be counted. Those with a `turn` that follow each other are written by
-    turns, those without stay exactly where they were put.
-    """
-
-    statement: Executable
-    rows: Rows = ()
-    num_bytes: int = 0
-    num_steps: int = 0
-    on_lost: Callable[[], None] | None = None
-    turn: Turn | None = None
+"""While nothing is written, how often to look whether the file is still there and whole."""
 
 
 class HistoryStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,14 +59,6 @@ class HistoryStatus(msgspec.Struct, frozen=True, kw_only=True):
 OnOpen = Callable[[Database], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class _Put:
-    """What is written in one transaction."""
-
-    writes: tuple[Write, ...]
-    num_bytes: int
-
-
 class HistoryWriter:
     """Lives on the event loop; `put` is all that others need."""
 
@@ -125,7 +66,7 @@ class HistoryWriter:
         """Begin to collect at once; `start` begins to write."""
         self._database = database
         self._flush_s = flush_s
-        self._queue: deque[_Put] = deque()
+        self._queue: deque[Put] = deque()
         self._num_bytes = 0
         self._num_put = 0
         self._num_settled = 0
@@ -138,11 +79,12 @@ class HistoryWriter:
         self._has_told_overflow = False
         self._has_told_refusal = False
         self._num_failures = 0
-        self._checked_s = 0.0
         self._on_open: list[OnOpen] = []
+        self._holders: list[Callable[[], None]] = []
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_stopping = False
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -164,16 +106,20 @@ class HistoryWriter:
         """
         self._on_open.append(function)
 
+    def add_holder(self, flush: Callable[[], None]) -> None:
+        """Have `flush` called, on the event loop, before a write or a reading: it puts what it held back."""
+        self._holders.append(flush)
+
     def put(self, *writes: Write) -> bool:
         """Queue statements for one transaction; False if there was no room and they are lost."""
-        num_bytes = sum(write.num_bytes or _measure(write) for write in writes)
+        num_bytes = sum(measure(write) for write in writes)
         if not self.has_room(num_bytes):
             if self._state != "off" and not self._has_told_overflow:
                 logger.error("The queue of the history is full; steps and rows are lost until it is not.")
                 self._has_told_overflow = True
             self._lose(writes)
             return False
-        self._queue.append(_Put(writes, num_bytes))
+        self._queue.append(Put(writes, num_bytes))
         self._num_bytes += num_bytes
         self._num_put += 1
         self._wake.set()
@@ -195,8 +141,23 @@ class HistoryWriter:
                     self._task.get_loop().call_soon_threadsafe(self._hurry.set)
             await waiter
 
+    async def catch_up(self) -> None:
+        """Have all that is known by now written, unless that takes long: for whoever reads next."""
+        if self._state != "recording" or self._is_stopping:
+            return
+        self._flush_holders()
+        if self._num_settled < self._num_put:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CATCH_UP_S):
+                    await self.settle()
+
+    def _flush_holders(self) -> None:
+        for flush in self._holders:
+            flush()
+
     def start(self) -> None:
-        """Open the file and write, in the background."""
+        """Open the file and write, in the background; who reads it finds it up to date."""
+        self._database.before_read = self.catch_up
         self._task = asyncio.create_task(self._run())
 
     async def stop(self, timeout_s: float) -> None:
@@ -207,10 +168,11 @@ class HistoryWriter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self.settle()
-            self._task.cancel()
+            async with self._writing:  # what is being written would be written all the same
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._queue:
-            num_rows = sum(_count_rows(put.writes) for put in self._queue)
+            num_rows = sum(count_rows(put.writes) for put in self._queue)
             logger.error("The history is not complete: %d rows could not be written", num_rows)
             self._drop(len(self._queue), is_lost=True)
         await self._database.close()
@@ -220,7 +182,8 @@ class HistoryWriter:
             if await self._open():
                 while self._state != "off":
                     await self._wait_for_work()
-                    await self._write_some()
+                    async with self._writing:
+                        await self._write_some()
         except Exception:
             logger.exception("The history's writer has failed")
             await self._give_up("The writing of the history has failed; the log says why.")
@@ -271,11 +234,13 @@ class HistoryWriter:
                         await self._hurry.wait()
 
     async def _write_some(self) -> None:
+        if self._queue and self._state == "recording":
+            self._flush_holders()  # it goes with what is written anyway
         num_puts = 1 if self._num_alone else min(len(self._queue), MAX_BATCH_PUTS)
         batch = list(islice(self._queue, num_puts))
         try:
-            await self._check_file()
             if not batch:
+                await asyncio.to_thread(self._database.check_file)
                 return
             await self._database.write(partial(_write_batch, batch))
         except HistoryUnavailableError as error:
@@ -289,13 +254,7 @@ class HistoryWriter:
             self._drop(num_puts, is_lost=False)
             self._recover()
 
-    async def _check_file(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._checked_s >= CHECK_FILE_S:
-            self._checked_s = now_s
-            await asyncio.to_thread(self._database.check_file)
-
-    def _refuse(self, batch: Sequence[_Put], error: Exception) -> None:
+    def _refuse(self, batch: Sequence[Put], error: Exception) -> None:
         """Find the transaction that is refused by writing each alone, and give it up."""
         if len(batch) > 1:
             self._num_alone = len(batch)
@@ -323,7 +282,7 @@ class HistoryWriter:
                 waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
     def _lose(self, writes: Sequence[Write]) -> None:
-        self._num_lost_writes += _count_rows(writes)
+        self._num_lost_writes += count_rows(writes)
         for write in writes:
             self._num_lost_steps += write.num_steps
             if write.on_lost is not None:
@@ -349,50 +308,11 @@ class HistoryWriter:
         await self._database.close(reason)
 
 
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _count_rows(writes: Sequence[Write]) -> int:
-    return sum(max(1, len(write.rows)) for write in writes)
-
-
-def _measure(write: Write) -> int:
-    """Return about how much memory a write takes."""
-    texts = (len(value) for row in write.rows for value in row.values() if isinstance(value, (str, bytes)))
-    return _ROW_BYTES * max(1, len(write.rows)) + sum(texts)
-
-
-def _write_batch(batch: Sequence[_Put], connection: Connection) -> None:
-    for statement, rows in _merge(batch):
+def _write_batch(batch: Sequence[Put], connection: Connection) -> None:
+    for statement, rows in merge(batch):
         connection.execute(statement, rows or None)
 
 
-def _merge(batch: Sequence[_Put]) -> Iterator[tuple[Executable, list[Mapping[str, Any]]]]:
-    """Yield statements in order, those that follow each other with the same columns as one."""
-    statement: Executable | None = None
-    rows: list[Mapping[str, Any]] = []
-    for write in _take_turns(batch):
-        is_same = write.statement is statement and rows and write.rows
-        if is_same and write.rows[0].keys() == rows[0].keys():
-            rows.extend(write.rows)
-            continue
-        if statement is not None:
-            yield statement, rows
-        statement, rows = write.statement, list(write.rows)
-    if statement is not None:
-        yield statement, rows
-
-
-def _take_turns(batch: Sequence[_Put]) -> list[Write]:
-    """Return the writes in the order in which they are to be made (`Turn`)."""
-    ordered: list[Write] = []
-    in_turns: list[Write] = []
-    for write in (write for put in batch for write in put.writes):
-        if write.turn is not None:
-            in_turns.append(write)
-            continue
-        ordered += [*sorted(in_turns, key=attrgetter("turn")), write]
-        in_turns = []
-    return ordered + sorted(in_turns, key=attrgetter("turn"))
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -8,7 +8,8 @@ from sqlalchemy import func
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.models import METRIC_MAXIMA, METRIC_NEWEST, METRIC_SUMS, MetricRow
-from app.db.writer import HistoryWriter, Turn, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Turn, Write
 from engine.config import EngineConfig
 from engine.records import Admitted, Arrived, Event, Finished, Preempted, StepRecord
 from engine.sequence import FinishReason
@@ -81,6 +82,8 @@ class MetricLog:
         self._num_prefill_tokens = 0
         self._num_evictions = 0
         """Both as of the record before, since the first one."""
+
+        writer.add_holder(self._flush)
         self._timer: asyncio.TimerHandle | None = None
 
     def on_open(self, config: EngineConfig) -> None:

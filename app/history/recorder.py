@@ -13,7 +13,8 @@ import msgspec
 from sqlalchemy import insert, update
 
 from app.db.models import SessionRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from engine.config import EngineConfig
 from engine.engine_info import EngineInfo
 from engine.records import StepRecord

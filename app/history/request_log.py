@@ -14,7 +14,8 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from app.db.models import RequestEventRow, RequestRow, RequestTextRow
-from app.db.writer import HistoryWriter, Turn, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Turn, Write
 from app.history.crash_repair import INTERRUPTED, OPEN_STATUSES
 from app.history.lost_requests import LostRequests
 from app.history.recorder import TextSwitch

@@ -16,7 +16,8 @@ import msgspec
 from sqlalchemy import bindparam, delete, insert, update
 
 from app.db.models import ChunkRow, KeyframeRow, SessionRow
-from app.db.writer import HistoryWriter, Turn, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Turn, Write
 from app.history.record_codec import encode_columns, encode_plain, encode_state, hide_tokens
 from app.history.recorder import TextSwitch
 from engine.config import EngineConfig
@@ -29,8 +30,8 @@ logger = logging.getLogger(__name__)
 CHUNK_STEPS = 256
 """Steps of a compact row, the last of which is a multiple of it."""
 
-DELAY_S = 0.1
-"""How long a record may wait for company."""
+DELAY_S = 0.3
+"""How long a record may wait for company, unless somebody reads."""
 
 RETRY_S = 1.0
 """And how long while there is no room for records: each attempt brings the whole state with it."""
@@ -82,6 +83,7 @@ class StepLog:
         self._base: SnapshotState | None = None
         self._num_losses = 0
         self._num_lost_steps = 0
+        writer.add_holder(self.flush)
 
     def on_open(self, config: EngineConfig) -> None:
         """Nothing to prepare: the recorder writes the session and its configuration."""

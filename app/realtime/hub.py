@@ -291,8 +291,9 @@ class Subscription:
             try:
                 if wait_s is None:
                     await self._wake.wait()
-                else:
-                    await asyncio.wait_for(self._wake.wait(), wait_s)
+                    continue
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
             finally:

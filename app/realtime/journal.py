@@ -50,6 +50,9 @@ MAX_UNPACKED = 4_096
 """Changed cells are packed when a client is due, or when this many have come together, which takes 3 ms: a
 tail block changes with each step, and nobody may be looking."""
 
+MAX_UNCODED = 32
+"""So many records wait at most for a client before they are put into the rings: a few at once take less."""
+
 _NS_PER_MS = 1e6
 _MARK_END_BYTES = 8
 
@@ -93,6 +96,7 @@ class Journal:
         self._keyframe_before = 0  # cursors below this have to take a keyframe
         self._cells = array("I", [BLANK_CELL]) * config.num_blocks
         self._unpacked: set[int] = set()
+        self._uncoded: list[tuple[StepRecord, set[int]]] = []
         self._newest_keyframe = Frame(FrameKind.KEYFRAME, first_step=-1)  # clients of one step take the same
         self._newest: _Taken | None = None  # and those of one pace take everything together
         self._newest_batch = Frame(FrameKind.BATCH)
@@ -105,16 +109,25 @@ class Journal:
         self._unpacked |= changed
         if len(self._unpacked) > MAX_UNPACKED:
             self._pack_changed()
-        self._rows.extend(encode_row(record))
-        self._marks.extend(encode_marks(record))
-        self._mark_ends.extend(self._marks.total.to_bytes(_MARK_END_BYTES, "little"))
-        self._changes.extend(array("I", changed).tobytes())
-        if any(isinstance(event, Reset) for event in record.events):
-            self._keyframe_before = self._changes.total
+        self._uncoded.append((record, changed))
+        if len(self._uncoded) > MAX_UNCODED:
+            self._catch_up()
         return changed
+
+    def _catch_up(self) -> None:
+        """Put into the rings what has come since somebody looked."""
+        for record, changed in self._uncoded:
+            self._rows.extend(encode_row(record))
+            self._marks.extend(encode_marks(record))
+            self._mark_ends.extend(self._marks.total.to_bytes(_MARK_END_BYTES, "little"))
+            self._changes.extend(array("I", changed).tobytes())
+            if any(isinstance(event, Reset) for event in record.events):
+                self._keyframe_before = self._changes.total
+        self._uncoded.clear()
 
     def start(self, after: int | None) -> Cursor:
         """Return the cursor of a client that has the rows up to `after` (None: no rows yet)."""
+        self._catch_up()
         last = self.snapshot.step
         if after is None or after > last:
             # A step from the future is one of an earlier server: as good as none.
@@ -137,6 +150,7 @@ class Journal:
 
         It is the same list for clients that are equally far.
         """
+        self._catch_up()
         newest = self._newest
         if newest is None or newest.step != self.snapshot.step or newest.before != cursor:
             before = copy(cursor)

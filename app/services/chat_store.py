@@ -9,7 +9,8 @@ from sqlalchemy.dialects.sqlite import insert
 
 from app.db.database import Database
 from app.db.models import ConversationRow, MessageRow, RequestRow, RequestTextRow
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from app.services.chat_types import (
     AnswerStats,
     ChatParams,

@@ -6,7 +6,8 @@ from typing import Final
 
 from sqlalchemy import Executable
 
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from app.errors import HistoryUnavailableError
 
 WRITE_TIMEOUT_S: Final = 5.0

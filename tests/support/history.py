@@ -13,7 +13,8 @@ from sqlalchemy import BigInteger, Boolean, Connection, Executable, LargeBinary,
 from app.db.database import DATABASE_FILE, Database
 from app.db.models import SessionRow
 from app.db.urls import file_uri
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 
 INSERT_SESSION = insert(SessionRow)
 

@@ -108,7 +108,6 @@ async def test_a_deletion_that_has_to_wait_is_said_and_made_later(monkeypatch: p
                 raise FileFaultError("Somebody holds the file.")
             check_file()
 
-        monkeypatch.setattr(db_writer, "CHECK_FILE_S", -1.0)
         monkeypatch.setattr(write_through, "WRITE_TIMEOUT_S", 0.2)
         monkeypatch.setattr(chat.plugin.database, "check_file", check)
         waits = await chat.client.post(f"/chat/{conversation_id}/delete", headers=HTML)

@@ -1,19 +1,22 @@
 import asyncio
 import logging
 import shutil
+import threading
 import time
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import Any
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from app.db import writer as writer_module
 from app.db.database import DATABASE_FILE, Database
 from app.db.faults import FileFaultError
 from app.db.migrate import upgrade
 from app.db.models import BookmarkRow, SessionRow
-from app.db.writer import HistoryWriter, Turn, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from app.errors import HistoryUnavailableError
 from tests.support.api import until
 from tests.support.history import fetch, fill, lock_held, session_write, small_disk, written_history
@@ -42,28 +45,6 @@ async def test_writes_everything_in_order_once(tmp_path: Path) -> None:
 
         assert names_in(database.path) == [f"s{number}" for number in range(500)]
         assert writer.status.state == "recording"
-
-
-def test_rows_of_one_turn_go_together_and_nothing_passes_a_write_without_one() -> None:
-    first, second = insert(SessionRow), insert(BookmarkRow)
-    barrier = Write(update(SessionRow).values(note=""))
-    puts = [
-        writer_module._Put(
-            (Write(first, [{"id": name}], turn=Turn.REQUEST), Write(second, [{"id": name}], turn=Turn.EVENT)),
-            1,
-        )
-        for name in "abcd"
-    ]
-    puts.insert(2, writer_module._Put((barrier,), 1))
-
-    merged = [(statement, [row["id"] for row in rows]) for statement, rows in writer_module._merge(puts)]
-    assert merged == [
-        (first, ["a", "b"]),
-        (second, ["a", "b"]),
-        (barrier.statement, []),
-        (first, ["c", "d"]),
-        (second, ["c", "d"]),
-    ]
 
 
 async def test_settle_does_not_wait_for_what_is_put_later(tmp_path: Path) -> None:
@@ -272,6 +253,57 @@ async def test_a_folder_that_takes_no_files_is_tried_again(
         assert names_in(database.path) == ["s"]
 
 
+def hold(writer: HistoryWriter, write: Write) -> None:
+    """Have something held back until the writer asks for it."""
+    held_back = [write]
+
+    def flush() -> None:
+        while held_back:
+            writer.put(held_back.pop())
+
+    writer.add_holder(flush)
+
+
+async def test_who_reads_finds_what_was_put_and_what_was_held_back(tmp_path: Path) -> None:
+    database = Database(tmp_path / DATABASE_FILE)
+    writer = HistoryWriter(database, flush_s=3600.0)
+    hold(writer, session_write("held back"))
+    writer.start()
+    await until(lambda: writer.status.state == "recording")
+    writer.put(session_write("put"))
+    async with asyncio.timeout(60), database.read() as session:
+        found = list((await session.execute(select(SessionRow.id))).scalars())
+    await writer.stop(5.0)
+
+    assert set(found) == {"put", "held back"}
+
+
+async def test_what_is_held_back_goes_with_what_is_written(tmp_path: Path) -> None:
+    async with written_history(tmp_path) as (database, writer):
+        hold(writer, session_write("held back"))
+        writer.put(session_write("put"))
+        await writer.settle()
+
+        assert names_in(database.path) == ["put", "held back"]
+
+
+async def test_who_reads_while_nothing_can_be_written_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "CATCH_UP_S", 0.01)
+    async with written_history(tmp_path) as (database, writer):
+        writer.put(session_write("before"))
+        await writer.settle()
+        with lock_held(database.path):
+            writer.put(session_write("meanwhile"))
+            async with asyncio.timeout(60), database.read() as session:
+                found = list((await session.execute(select(SessionRow.id))).scalars())
+            assert found == ["before"]
+        await writer.settle()
+
+        assert names_in(database.path) == ["before", "meanwhile"]
+
+
 async def test_stopping_does_not_wait_for_ever_and_counts_what_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,6 +319,35 @@ async def test_stopping_does_not_wait_for_ever_and_counts_what_is_left(
 
     assert writer.status.num_lost_writes == 2
     assert "The history is not complete: 2 rows" in caplog.text
+
+
+async def test_what_is_being_written_when_the_time_to_stop_is_over_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    write = writer_module._write_batch
+
+    def write_slowly(*args: Any) -> None:
+        begun.set()
+        assert may_end.wait(20)
+        write(*args)
+
+    monkeypatch.setattr(writer_module, "_write_batch", write_slowly)
+    database = Database(tmp_path / DATABASE_FILE)
+    writer = HistoryWriter(database, flush_s=0.0)
+    writer.start()
+    writer.put(session_write("s"))
+    await asyncio.to_thread(begun.wait, 20)
+    writer.put(session_write("t"))
+    stopping = asyncio.create_task(writer.stop(0.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    may_end.set()
+    await stopping
+
+    assert names_in(database.path) == ["s"]
+    assert writer.status.num_lost_writes == 1
+    assert "The history is not complete: 1 rows" in caplog.text
 
 
 async def test_stopping_writes_what_is_queued(tmp_path: Path) -> None:

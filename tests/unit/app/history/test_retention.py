@@ -19,7 +19,8 @@ from app.db.models import (
     RequestTextRow,
     SessionRow,
 )
-from app.db.writer import HistoryWriter, Write
+from app.db.writer import HistoryWriter
+from app.db.writes import Write
 from app.history import deletion as deletion_module
 from app.history import retention as retention_module
 from app.history.retention import Retention, Usage
