@@ -88,10 +88,12 @@ class Database:
         self.reason = reason
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
-        if reader is not None:
-            await reader.dispose()
-        if writer is not None:
-            await asyncio.to_thread(writer.close)
+        try:
+            if reader is not None:
+                await reader.dispose()
+        finally:
+            if writer is not None:
+                await asyncio.to_thread(writer.close)
         watch, self._watch = self._watch, None  # before waiting: two may close at once
         if watch is not None:
             await asyncio.to_thread(watch.close)

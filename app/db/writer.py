@@ -70,6 +70,7 @@ class HistoryWriter:
         self._num_bytes = 0
         self._num_put = 0
         self._num_settled = 0
+        self._slow_after = -1  # so much was settled when a reader had waited in vain
         self._num_alone = 0  # so many of the queue's first are written one by one
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # numbers of puts, ascending
         self._state = "opening"
@@ -142,18 +143,29 @@ class HistoryWriter:
             await waiter
 
     async def catch_up(self) -> None:
-        """Have all that is known by now written, unless that takes long: for whoever reads next."""
-        if self._state != "recording" or self._is_stopping:
+        """Have all that is known by now written, unless that takes long: for whoever reads next.
+
+        Where it took too long nobody waits again before something is written. On another loop than the
+        writer's what is held back is left out.
+        """
+        if self._state != "recording" or self._is_stopping or self._task is None:
             return
-        self._flush_holders()
-        if self._num_settled < self._num_put:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CATCH_UP_S):
-                    await self.settle()
+        if asyncio.get_running_loop() is self._task.get_loop():
+            self._flush_holders()
+        if self._num_settled in {self._num_put, self._slow_after}:
+            return
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                await self.settle()
+        except TimeoutError:
+            self._slow_after = self._num_settled
 
     def _flush_holders(self) -> None:
         for flush in self._holders:
-            flush()
+            try:
+                flush()
+            except Exception:
+                logger.exception("Something for the history could not be put")
 
     def start(self) -> None:
         """Open the file and write, in the background; who reads it finds it up to date."""

@@ -83,8 +83,8 @@ class MetricLog:
         self._num_evictions = 0
         """Both as of the record before, since the first one."""
 
-        writer.add_holder(self._flush)
         self._timer: asyncio.TimerHandle | None = None
+        writer.add_holder(self._flush)
 
     def on_open(self, config: EngineConfig) -> None:
         """Nothing is needed of the engine's settings."""

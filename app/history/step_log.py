@@ -83,7 +83,7 @@ class StepLog:
         self._base: SnapshotState | None = None
         self._num_losses = 0
         self._num_lost_steps = 0
-        writer.add_holder(self.flush)
+        writer.add_holder(self._give_back)
 
     def on_open(self, config: EngineConfig) -> None:
         """Nothing to prepare: the recorder writes the session and its configuration."""
@@ -122,6 +122,11 @@ class StepLog:
         elif self._pending:
             loss = _Loss(self._pending[0].step, self._num_lost_steps)
             self._put([], loss)
+
+    def _give_back(self) -> None:
+        """Queue what waits for company; not what waits for room."""
+        if self._loss is None:
+            self.flush()
 
     def _flush_later(self) -> None:
         if self._timer is None and not self._is_closed:

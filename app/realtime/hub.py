@@ -236,6 +236,7 @@ class Subscription:
         self._fps = MAX_FPS
         self._next_at = 0.0
         self._heard_at = 0.0
+        self._given_at: float | None = None  # when the message that is being sent was given
         self._wake = asyncio.Event()
         self._wants_news = False
         self._wants_ack = False
@@ -277,15 +278,21 @@ class Subscription:
 
         Once in a while is enough: a timer for each message would cost more than the message.
         """
-        if self._sent == self._painted:
-            return self._hub.silence_s
-        silence_left = self._heard_at + self._hub.silence_s - self._hub.clock()
-        if silence_left <= 0:
-            raise SubscriptionEndedError(1013, f"no answer for {self._hub.silence_s:g} s")
-        return silence_left
+        silence_s, now = self._hub.silence_s, self._hub.clock()
+        heard_at = self._heard_at if self._sent > self._painted else now
+        given_at = now if self._given_at is None else self._given_at
+        if heard_at + silence_s <= now:
+            raise SubscriptionEndedError(1013, f"no answer for {silence_s:g} s")
+        if given_at + silence_s <= now:
+            raise SubscriptionEndedError(1013, f"nothing taken for {silence_s:g} s")
+        return min(heard_at, given_at) + silence_s - now
 
     async def next_message(self) -> bytes:
-        """Wait until the client can take a message and there is one; raises `SubscriptionEndedError`."""
+        """Wait until the client can take a message and there is one; raises `SubscriptionEndedError`.
+
+        The message counts as being sent until the next call.
+        """
+        self._given_at = None
         while (wait_s := self._wait_s()) != 0:
             self._wake.clear()
             try:
@@ -298,7 +305,9 @@ class Subscription:
                 continue
             finally:
                 self._wants_news = self._wants_ack = False
-        return await self._hub.encode(self.take())
+        message = await self._hub.encode(self.take())
+        self._given_at = self._hub.clock()
+        return message
 
     def take(self) -> list[Frame]:
         """Return the frames that bring the client up to date, and count them as one message sent."""

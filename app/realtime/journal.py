@@ -6,6 +6,7 @@ frame for rows that are no longer here. However slow a client is, it costs the s
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from copy import copy
 from typing import NamedTuple
@@ -96,7 +97,7 @@ class Journal:
         self._keyframe_before = 0  # cursors below this have to take a keyframe
         self._cells = array("I", [BLANK_CELL]) * config.num_blocks
         self._unpacked: set[int] = set()
-        self._uncoded: list[tuple[StepRecord, set[int]]] = []
+        self._uncoded: deque[tuple[StepRecord, set[int]]] = deque()
         self._newest_keyframe = Frame(FrameKind.KEYFRAME, first_step=-1)  # clients of one step take the same
         self._newest: _Taken | None = None  # and those of one pace take everything together
         self._newest_batch = Frame(FrameKind.BATCH)
@@ -115,15 +116,17 @@ class Journal:
         return changed
 
     def _catch_up(self) -> None:
-        """Put into the rings what has come since somebody looked."""
-        for record, changed in self._uncoded:
-            self._rows.extend(encode_row(record))
-            self._marks.extend(encode_marks(record))
+        """Put into the rings what has come since somebody looked; what cannot be stays in the way."""
+        while self._uncoded:
+            record, changed = self._uncoded[0]
+            row, marks = encode_row(record), encode_marks(record)
+            self._uncoded.popleft()
+            self._rows.extend(row)
+            self._marks.extend(marks)
             self._mark_ends.extend(self._marks.total.to_bytes(_MARK_END_BYTES, "little"))
             self._changes.extend(array("I", changed).tobytes())
             if any(isinstance(event, Reset) for event in record.events):
                 self._keyframe_before = self._changes.total
-        self._uncoded.clear()
 
     def start(self, after: int | None) -> Cursor:
         """Return the cursor of a client that has the rows up to `after` (None: no rows yet)."""

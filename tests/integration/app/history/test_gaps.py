@@ -258,6 +258,24 @@ async def test_what_is_lost_while_the_end_of_a_gap_is_encoded_makes_the_gap_long
         await check_gap(it, 101, 150)
 
 
+async def test_reading_does_not_hurry_the_end_of_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log, "RETRY_S", 3600.0)
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        await it.feed(records[:100])
+        with full_queue(monkeypatch):
+            for record in records[100:120]:
+                it.take(record)
+            it.log.flush()
+            num_lost = it.writer.status.num_lost_writes
+            for _ in range(20):
+                assert (await it.reader.facts("s1")).last_step == 100
+            assert it.writer.status.num_lost_writes == num_lost
+            assert not it.log._tasks
+
+
 async def test_a_gap_ends_in_the_file_though_no_more_steps_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

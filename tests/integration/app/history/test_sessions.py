@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, func, select
 
-from app.db.models import ChunkRow, KeyframeRow
+from app.db.models import ChunkRow, KeyframeRow, MetricRow
 from app.errors import HistoryUnavailableError, NotInHistoryError
+from app.history.metric_log import MetricLog
 from app.services.sessions import SessionReader
 from tests.support.recording import Recording, as_json, make_run, recording
 
@@ -31,6 +32,19 @@ async def test_any_state_comes_back_and_deleted_keyframes_change_nothing(tmp_pat
         assert as_json(await it.reader.snapshot_at("s1")) == it.states[700]
     totals = it.states[700]["totals"]
     assert min(totals[f"num_{what}"] for what in ("preemptions", "hit_tokens", "evictions", "resets")) > 0
+
+
+async def test_who_reads_finds_every_step_and_second_until_now(tmp_path: Path) -> None:
+    config, records = make_run(1, 700, 0.01)
+    async with recording(tmp_path, config) as it:
+        it.log._delay_s = 3600.0
+        it.recorder.add_part(MetricLog("s1", it.writer, flush_s=3600.0))
+        for number, record in enumerate(records[:50], 1):
+            it.take(record)
+            if number % 7 == 0:
+                assert (await it.reader.facts("s1")).last_step == number
+                assert await count_rows(it, func.sum(MetricRow.num_steps)) == (number,)
+                assert await it.state_at(number) == it.states[number]
 
 
 async def test_small_rows_are_read_like_compact_ones_while_a_session_runs(tmp_path: Path) -> None:

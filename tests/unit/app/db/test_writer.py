@@ -8,7 +8,7 @@ from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, update
 
 from app.db import writer as writer_module
 from app.db.database import DATABASE_FILE, Database
@@ -251,57 +251,6 @@ async def test_a_folder_that_takes_no_files_is_tried_again(
         await writer.settle()
 
         assert names_in(database.path) == ["s"]
-
-
-def hold(writer: HistoryWriter, write: Write) -> None:
-    """Have something held back until the writer asks for it."""
-    held_back = [write]
-
-    def flush() -> None:
-        while held_back:
-            writer.put(held_back.pop())
-
-    writer.add_holder(flush)
-
-
-async def test_who_reads_finds_what_was_put_and_what_was_held_back(tmp_path: Path) -> None:
-    database = Database(tmp_path / DATABASE_FILE)
-    writer = HistoryWriter(database, flush_s=3600.0)
-    hold(writer, session_write("held back"))
-    writer.start()
-    await until(lambda: writer.status.state == "recording")
-    writer.put(session_write("put"))
-    async with asyncio.timeout(60), database.read() as session:
-        found = list((await session.execute(select(SessionRow.id))).scalars())
-    await writer.stop(5.0)
-
-    assert set(found) == {"put", "held back"}
-
-
-async def test_what_is_held_back_goes_with_what_is_written(tmp_path: Path) -> None:
-    async with written_history(tmp_path) as (database, writer):
-        hold(writer, session_write("held back"))
-        writer.put(session_write("put"))
-        await writer.settle()
-
-        assert names_in(database.path) == ["put", "held back"]
-
-
-async def test_who_reads_while_nothing_can_be_written_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer_module, "CATCH_UP_S", 0.01)
-    async with written_history(tmp_path) as (database, writer):
-        writer.put(session_write("before"))
-        await writer.settle()
-        with lock_held(database.path):
-            writer.put(session_write("meanwhile"))
-            async with asyncio.timeout(60), database.read() as session:
-                found = list((await session.execute(select(SessionRow.id))).scalars())
-            assert found == ["before"]
-        await writer.settle()
-
-        assert names_in(database.path) == ["before", "meanwhile"]
 
 
 async def test_stopping_does_not_wait_for_ever_and_counts_what_is_left(

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from app.realtime import frames, journal
+from app.realtime import journal as journal_module
 from app.realtime.frames import (
     DEFLATE_OVER_BYTES,
     Deflater,
@@ -132,6 +133,25 @@ def test_clients_that_are_equally_far_take_the_same_frames_and_stay_so() -> None
             assert picture.cells == packed_cells(state_from_books(core)["blocks"])
             assert slow == first
     assert log.take(slow) is log.take(first)
+
+
+def test_a_record_that_cannot_be_encoded_is_never_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, log = make_busy_journal(5)
+    cursor = log.start(None)
+    log.take(cursor)
+    for _ in range(3):
+        log.fold(core.step().record)
+
+    def fail(_record: object) -> bytes:
+        raise OverflowError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(journal_module, "encode_marks", fail)
+        for _ in range(2):
+            with pytest.raises(OverflowError):
+                log.take(cursor)
+    rows = [frame for frame in log.take(cursor) if frame.kind == FrameKind.STEPS]
+    assert [(frame.first_step, frame.n_steps) for frame in rows] == [(6, 3)]
 
 
 async def test_pages_that_connect_together_have_one_keyframe_deflated(

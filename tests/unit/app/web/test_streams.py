@@ -170,6 +170,25 @@ async def test_a_client_that_takes_nothing_is_dropped(monkeypatch: pytest.Monkey
     assert hub.num_clients == 0
 
 
+@pytest.mark.parametrize("painted", [0, 1])
+async def test_a_client_that_takes_nothing_is_dropped_though_it_acknowledges(painted: int) -> None:
+    hub = EventHub("s1", silence_s=0.05)
+    client = FakeSocket()
+    client.blocked = True
+
+    async def acknowledge() -> None:
+        await until(lambda: hub.num_clients == 1)
+        while hub.num_clients == 1:
+            client.client_sends(make_ack(painted))
+            await asyncio.sleep(0.005)
+
+    acknowledging = asyncio.create_task(acknowledge())
+    async with asyncio.timeout(20):
+        await client.serve(hub)
+    assert client.closed == (1013, "nothing taken for 0.05 s")
+    acknowledging.cancel()
+
+
 async def test_a_client_that_acknowledges_nothing_is_dropped() -> None:
     hub = EventHub("s1", silence_s=0.05)
     client = FakeSocket()
