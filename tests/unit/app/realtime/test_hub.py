@@ -309,6 +309,25 @@ def test_a_client_that_is_silent_while_it_owes_an_answer_is_dropped(
     assert ended.value.code == 1013
 
 
+async def test_a_client_that_has_taken_everything_may_be_silent_for_ever(
+    hub: EventHub, core: EngineCore, clock: FakeClock
+) -> None:
+    open_hub(hub, core)
+    watcher = Watcher(hub)
+    await watcher.subscription.next_message()
+    clock.now += 61
+    with pytest.raises(SubscriptionEndedError, match="no answer for 60 s"):
+        watcher.subscription.check_silence()
+    watcher.ack(1)
+    with pytest.raises(SubscriptionEndedError, match="nothing taken for 60 s"):
+        watcher.subscription.check_silence()
+    waiting = asyncio.create_task(watcher.subscription.next_message())
+    await asyncio.sleep(0)
+    clock.now += 1000
+    assert watcher.subscription.check_silence() == 60
+    waiting.cancel()
+
+
 def test_only_so_many_clients_are_served(hub: EventHub) -> None:
     watchers = [Watcher(hub) for _ in range(MAX_SUBSCRIPTIONS)]
     with pytest.raises(SubscriptionEndedError) as refused:
