@@ -1,7 +1,7 @@
 """Steps that could not be kept leave a gap with both ends known; everything else stays readable and right."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from app.history import step_log
 from app.history.record_codec import encode_state
 from app.realtime.frames import FrameKind
 from app.services.session_edits import SessionEditor
+from engine.records import StepRecord
 from engine.snapshot_data import SnapshotState
 from tests.support.api import until
 from tests.support.history import fetch
@@ -27,6 +28,13 @@ def full_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(writer_module, "MAX_QUEUED_PUTS", 0)
         yield
+
+
+def take_together(it: Recording, records: Iterable[StepRecord]) -> None:
+    """Record these as one row, or lose them together."""
+    for record in records:
+        it.take(record)
+    it.log.flush()
 
 
 async def check_gap(it: Recording, first: int, last: int) -> None:
@@ -244,9 +252,7 @@ async def test_what_is_lost_while_the_end_of_a_gap_is_encoded_makes_the_gap_long
         await it.feed(records[:100])
         encoder = HeldEncoder(monkeypatch)
         with full_queue(monkeypatch):
-            for record in records[100:120]:
-                it.take(record)
-            it.log.flush()
+            take_together(it, records[100:120])
             it.log.flush()
             await until(lambda: len(encoder.threads) == 1)
             for record in records[120:150]:
@@ -266,9 +272,7 @@ async def test_reading_does_not_hurry_the_end_of_a_gap(
     async with recording(tmp_path, config) as it:
         await it.feed(records[:100])
         with full_queue(monkeypatch):
-            for record in records[100:120]:
-                it.take(record)
-            it.log.flush()
+            take_together(it, records[100:120])
             num_lost = it.writer.status.num_lost_writes
             for _ in range(20):
                 assert (await it.reader.facts("s1")).last_step == 100
@@ -284,9 +288,7 @@ async def test_a_gap_ends_in_the_file_though_no_more_steps_come(
     async with recording(tmp_path, config) as it:
         await it.feed(records[:100])
         with full_queue(monkeypatch):
-            for record in records[100:120]:
-                it.take(record)
-            it.log.flush()
+            take_together(it, records[100:120])
         await until(lambda: it.log._base is None)
         await it.writer.settle()
         assert await it.state_at(120) == it.states[120]
